@@ -1,0 +1,174 @@
+"""What a reader hands on: metric rows in columns, and everything it noticed beside them.
+
+Readers know a file format and nothing of frameworks: keys stay as written, values stay as logged, and
+whatever could not be read is a `Problem` with file and byte offset, never an exception.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+ValueKind = Literal["finite", "nan", "inf", "nonfinite_unknown", "clamped", "rounded"]
+"""How far a stored value can be believed.
+
+`finite`, `nan`, `inf` are exact (the sign of an infinity is in the value). `nonfinite_unknown`: the format
+wrote NaN and infinity alike (verl's file logger writes `null`); stored as NaN. `clamped`: the format replaced
+an infinity by a large number. `rounded`: finite, but printed with few decimals, so an exact 0 means nothing.
+"""
+KINDS: tuple[ValueKind, ...] = ("finite", "nan", "inf", "nonfinite_unknown", "clamped", "rounded")
+_KIND_ID = {kind: i for i, kind in enumerate(KINDS)}
+
+StepKind = Literal["logged", "counter"]
+"""`logged`: the framework's own step. `counter`: the tracker's running number of log calls (wandb `_step`)."""
+
+Format = Literal["verl_console", "verl_jsonl", "wandb", "wandb_output", "tensorboard", "hydra", "dump"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in the input that could not be read or believed; reading went on after it."""
+
+    file: str
+    kind: str
+    detail: str
+    offset: int | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something a log tells beside metrics: a traceback, the last progress mark, an announced path."""
+
+    kind: Literal["traceback", "progress", "validation_text", "announce"]
+    detail: str
+    step: int | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a source says about which run it belongs to; every part may be unknown."""
+
+    project: str | None = None
+    experiment: str | None = None
+    run_id: str | None = None
+    started: float | None = None
+    """Start of the process that wrote it, Unix seconds."""
+
+
+@dataclass(frozen=True)
+class ConfigFound:
+    """A configuration tree as found, with `${...}` left as written when the file does not resolve it."""
+
+    tree: Mapping[str, Any]
+    origin: Literal["hydra", "console", "wandb"]
+    overrides: tuple[str, ...] = ()
+
+
+@dataclass
+class MetricBuffer:
+    """Metric rows in columns; one `add` per value, one `next_record` per log call.
+
+    `record` numbers the log calls of the source from 0; `segment` counts process lives in the source from 0
+    (a step that falls starts a new one, or a file boundary does).
+    """
+
+    keys: list[str] = field(default_factory=list)
+    key_id: array[int] = field(default_factory=lambda: array("i"))
+    record: array[int] = field(default_factory=lambda: array("q"))
+    segment: array[int] = field(default_factory=lambda: array("i"))
+    step: array[int] = field(default_factory=lambda: array("q"))
+    value: array[float] = field(default_factory=lambda: array("d"))
+    kind_id: array[int] = field(default_factory=lambda: array("b"))
+    wall_time: array[float] = field(default_factory=lambda: array("d"))
+    _ids: dict[str, int] = field(default_factory=dict)
+    _record: int = -1
+    _segment: int = 0
+    _last_step: int | None = None
+    _wall: float = math.nan
+
+    def next_record(self, step: int, wall_time: float | None = None) -> None:
+        """Open the next log call at `step`; a step below the last one starts a new segment."""
+        if self._last_step is not None and step < self._last_step:
+            self._segment += 1
+        self._last_step = step
+        self._record += 1
+        self._wall = math.nan if wall_time is None else wall_time
+
+    def add(self, key: str, value: float, kind: ValueKind | None = None) -> None:
+        """Append one value to the open record; `kind` is derived from the value unless given."""
+        if self._last_step is None:
+            raise ValueError("next_record comes before add")
+        index = self._ids.get(key)
+        if index is None:
+            index = self._ids[key] = len(self.keys)
+            self.keys.append(key)
+        if kind is None:
+            kind = "finite" if math.isfinite(value) else "nan" if math.isnan(value) else "inf"
+        self.key_id.append(index)
+        self.record.append(self._record)
+        self.segment.append(self._segment)
+        self.step.append(self._last_step)
+        self.value.append(value)
+        self.kind_id.append(_KIND_ID[kind])
+        self.wall_time.append(self._wall)
+
+    def mark_rounded(self) -> None:
+        """Turn every finite value into a rounded one (sources that print three decimals)."""
+        finite, rounded = _KIND_ID["finite"], _KIND_ID["rounded"]
+        self.kind_id = array("b", (rounded if k == finite else k for k in self.kind_id))
+
+    @property
+    def records(self) -> int:
+        """Number of log calls read."""
+        return self._record + 1
+
+    def __len__(self) -> int:
+        """Number of values."""
+        return len(self.value)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One row of a generation dump: lengths are in characters, text is not kept."""
+
+    split: Literal["train", "validation"]
+    step: int
+    uid: str | None
+    score: float | None
+    input_chars: int | None
+    output_chars: int | None
+    padding: bool = False
+    data_source: str | None = None
+
+
+@dataclass
+class Parsed:
+    """Everything one reader got out of one file; a file may yield several (wandb history, its console)."""
+
+    path: Path
+    format: Format
+    metrics: MetricBuffer = field(default_factory=MetricBuffer)
+    step_kind: StepKind = "logged"
+    float32: bool = False
+    identity: Identity = Identity()
+    configs: list[ConfigFound] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    bytes_read: int = 0
+    values_lost: int = 0
+    """Values known to have been written and not recovered (a torn last pair, a bad block counts as a problem)."""
+
+    def note(self, kind: str, detail: str, offset: int | None = None, count: int = 1) -> None:
+        """Report a problem; repeats of a kind are counted on its first occurrence."""
+        for i, seen in enumerate(self.problems):
+            if seen.kind == kind:
+                self.problems[i] = replace(seen, count=seen.count + count)
+                return
+        self.problems.append(Problem(str(self.path), kind, detail, offset, count))

@@ -1,0 +1,221 @@
+"""Which sources belong to one run.
+
+A unit is one process life in one source (a console may hold several runs one after another). Units are one run
+when their values agree, when they name the same run, or, failing both, when a directory leaves no other choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from verl_audit.ingest.model import KINDS, Identity, Parsed
+
+MIN_SHARED = 10
+"""Fewest common (key, step) points on which two sources are compared."""
+SAME, ROUNDED = 2e-6, 6e-4
+"""Relative tolerance between float32 and float64 copies; absolute one for sources that print three decimals."""
+
+Unit = tuple[int, int]
+"""(index of the Parsed, segment in it)."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its name, the units it consists of, and why they were put together."""
+
+    name: str
+    units: tuple[Unit, ...]
+    because: tuple[str, ...] = ()
+
+
+class _Groups:
+    """Union-find over units that remembers why."""
+
+    def __init__(self, units: Iterable[Unit]) -> None:
+        self.parent = {unit: unit for unit in units}
+        self.why: dict[Unit, list[str]] = {}
+
+    def find(self, unit: Unit) -> Unit:
+        while self.parent[unit] != unit:
+            unit = self.parent[unit]
+        return unit
+
+    def join(self, a: Unit, b: Unit, why: str) -> None:
+        first, second = sorted((self.find(a), self.find(b)))
+        if first == second:
+            return
+        self.parent[second] = first
+        self.why.setdefault(first, []).extend([*self.why.pop(second, []), why])
+
+    def members(self) -> dict[Unit, list[Unit]]:
+        groups: dict[Unit, list[Unit]] = {}
+        for unit in sorted(self.parent):
+            groups.setdefault(self.find(unit), []).append(unit)
+        return groups
+
+
+def group_runs(parsed: Sequence[Parsed], root: Path) -> tuple[Run, ...]:
+    """Put sources together into runs, in order of first appearance; names are unique."""
+    units = [(i, s) for i, p in enumerate(parsed) for s in range(_segments(p))]
+    groups = _Groups(units)
+    _join_by_content(groups, parsed, units)
+    _join_by_identity(groups, parsed, units)
+    _join_lone_segments(groups, parsed, units)
+    _join_by_directory(groups, parsed, root)
+    named = [
+        (_name(members, parsed, root), tuple(members), groups.why.get(key, []))
+        for key, members in groups.members().items()
+    ]
+    return tuple(Run(name, members, tuple(why)) for name, members, why in _unique(named))
+
+
+def _segments(parsed: Parsed) -> int:
+    return max(parsed.metrics.segment, default=0) + 1
+
+
+def fingerprints(parsed: Parsed) -> dict[int, dict[tuple[str, int], float]]:
+    """Per segment the values that can tell runs apart: finite, not whole numbers, last one per (key, step)."""
+    buffer = parsed.metrics
+    points: dict[int, dict[tuple[str, int], float]] = {}
+    for key, segment, step, value in zip(buffer.key_id, buffer.segment, buffer.step, buffer.value, strict=True):
+        if math.isfinite(value) and value != round(value):
+            points.setdefault(segment, {})[buffer.keys[key], step] = value
+    return points
+
+
+def _join_by_content(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
+    prints = {(i, s): points for i, p in enumerate(parsed) for s, points in fingerprints(p).items()}
+    rounded = {i: bool(len(p.metrics)) and "rounded" in _kinds(p) for i, p in enumerate(parsed)}
+    bearing = [unit for unit in units if unit in prints]
+    for position, a in enumerate(bearing):
+        for b in bearing[position + 1 :]:
+            if a[0] != b[0] and _agree(prints[a], prints[b], rounded[a[0]] or rounded[b[0]]):
+                groups.join(a, b, f"{parsed[a[0]].path.name} and {parsed[b[0]].path.name} hold the same values")
+
+
+def _kinds(parsed: Parsed) -> set[str]:
+    return {KINDS[k] for k in set(parsed.metrics.kind_id)}
+
+
+def _agree(a: Mapping[tuple[str, int], float], b: Mapping[tuple[str, int], float], rounded: bool) -> bool:
+    shared = a.keys() & b.keys()
+    if len(shared) < MIN_SHARED:
+        return False
+    near = sum(math.isclose(a[p], b[p], rel_tol=SAME, abs_tol=ROUNDED if rounded else 1e-12) for p in shared)
+    return near >= 0.9 * len(shared)
+
+
+def _strong(identity: Identity) -> tuple[str, ...] | None:
+    """What names a run beyond doubt: the tracker's run id, or project and experiment."""
+    if identity.project and identity.experiment:
+        return (identity.project, identity.experiment)
+    return ("id", identity.run_id) if identity.run_id else None
+
+
+def _join_by_identity(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
+    seen: dict[tuple[str, ...], Unit] = {}
+    for unit in units:
+        source = parsed[unit[0]]
+        if _segments(source) > 1 and source.format != "wandb":
+            continue  # one announced name, several lives: only content can say whose they are
+        by_id = ("id", source.identity.run_id) if source.identity.run_id else None
+        for name in dict.fromkeys((_strong(source.identity), by_id)):
+            if name is None:
+                continue
+            if name in seen:
+                groups.join(seen[name], unit, f"both are named {'/'.join(name)}")
+            else:
+                seen[name] = unit
+
+
+def _join_lone_segments(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
+    """A later process life that matches no other source continues the one before it in the same file."""
+    sizes = {key: {u[0] for u in members} for key, members in groups.members().items()}
+    for index, segment in units:
+        if segment and len(sizes.get(groups.find((index, segment)), ())) == 1:
+            groups.join(
+                (index, segment - 1),
+                (index, segment),
+                f"{parsed[index].path.name}: step falls, a new process life",
+            )
+    first = {index for index, segment in units if segment and groups.find((index, 0)) == groups.find((index, segment))}
+    for index in sorted(first):
+        _join_named(groups, parsed, (index, 0))
+
+
+def _join_named(groups: _Groups, parsed: Sequence[Parsed], unit: Unit) -> None:
+    name = _strong(parsed[unit[0]].identity)
+    for other in list(groups.parent):
+        if name and other[0] != unit[0] and _strong(parsed[other[0]].identity) == name:
+            groups.join(unit, other, f"both are named {'/'.join(name)}")
+
+
+def _join_by_directory(groups: _Groups, parsed: Sequence[Parsed], root: Path) -> None:
+    """Attach what carries no metrics, then lone metric sources of different formats lying side by side."""
+    for key, members in groups.members().items():
+        if not any(len(parsed[i].metrics) for i, _ in members):
+            target = _nearest(groups, parsed, members[0], root)
+            if target is not None:
+                groups.join(key, target, f"{parsed[members[0][0]].path.name} lies with no other run")
+    lone = [m for m in groups.members().values() if any(len(parsed[i].metrics) for i, _ in m)]
+    for position, a in enumerate(lone):
+        for b in lone[position + 1 :]:
+            if _side_by_side(a, b, parsed):
+                groups.join(a[0], b[0], "the only metric sources of that directory, in different formats")
+
+
+def _nearest(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path) -> Unit | None:
+    """The one other run below the closest directory above `unit` that has any."""
+    mine = groups.find(unit)
+    for directory in [parsed[unit[0]].path.parent, *parsed[unit[0]].path.parents]:
+        others = {groups.find(u) for u in groups.parent if _below(parsed[u[0]].path, directory)} - {mine}
+        bearing = {o for o in others if any(len(parsed[i].metrics) for i, _ in groups.members()[o])}
+        if bearing or others:
+            chosen = bearing or others
+            return min(chosen) if len(chosen) == 1 else None
+        if directory == root:
+            return None
+    return None
+
+
+def _below(path: Path, directory: Path) -> bool:
+    return directory in path.parents
+
+
+def _side_by_side(a: Sequence[Unit], b: Sequence[Unit], parsed: Sequence[Parsed]) -> bool:
+    """Same directory, no format in common, no point in common that could contradict, at most one name."""
+    ours, theirs = [parsed[i] for i, _ in a], [parsed[i] for i, _ in b]
+    names = {_strong(p.identity) for p in [*ours, *theirs] if p.format != "verl_jsonl"} - {None}
+    parents = {p.path.parent for p in ours if len(p.metrics)} | {p.path.parent for p in theirs if len(p.metrics)}
+    formats = {p.format for p in ours} & {p.format for p in theirs}
+    return len(parents) == 1 and not formats and len(names) <= 1 and not _contradict(ours, theirs)
+
+
+def _contradict(ours: Sequence[Parsed], theirs: Sequence[Parsed]) -> bool:
+    points = [{p for source in side for seg in fingerprints(source).values() for p in seg} for side in (ours, theirs)]
+    return len(points[0] & points[1]) >= MIN_SHARED
+
+
+def _name(members: Sequence[Unit], parsed: Sequence[Parsed], root: Path) -> str:
+    sources = [parsed[i] for i, _ in members]
+    exact = [p.identity.experiment for p in sources if p.format != "verl_console" and p.identity.experiment]
+    named = exact or [p.identity.experiment for p in sources if p.identity.experiment]
+    if named:
+        return max(sorted(set(named)), key=named.count)
+    path = next((p.path for p in sources if len(p.metrics)), sources[0].path)
+    directory = path.parent if path != root else path
+    return path.stem if root in {directory, path} else directory.name
+
+
+def _unique(
+    named: Sequence[tuple[str, tuple[Unit, ...], list[str]]],
+) -> list[tuple[str, tuple[Unit, ...], list[str]]]:
+    counts: dict[str, int] = {}
+    result = []
+    for name, members, why in named:
+        counts[name] = counts.get(name, 0) + 1
+        result.append((name if counts[name] == 1 else f"{name}-{counts[name]}", members, why))
+    return result
