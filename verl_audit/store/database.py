@@ -1,0 +1,41 @@
+"""The DuckDB that holds one audit: opened in memory or in a file, never in the run directory."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import duckdb
+
+from verl_audit._version import __version__
+
+SCHEMA_VERSION = 1
+
+
+def open_store() -> duckdb.DuckDBPyConnection:
+    """A fresh in-memory store with all tables; it reaches no file and no network."""
+    con = duckdb.connect(":memory:")
+    con.execute(files("verl_audit.store").joinpath("schema.sql").read_text(encoding="utf-8"))
+    con.execute("INSERT INTO meta VALUES (?, ?)", [SCHEMA_VERSION, __version__])
+    return con
+
+
+def publish(con: duckdb.DuckDBPyConnection, target: Path) -> None:
+    """Write the store to `target`: beside it first, then renamed, so that a reader never meets a half-written file."""
+    aside = target.with_name(f".{target.name}.writing")
+    for leftover in (aside, aside.with_name(f"{aside.name}.wal")):
+        leftover.unlink(missing_ok=True)
+    con.execute(f"ATTACH '{_quoted(aside)}' AS published")
+    con.execute("COPY FROM DATABASE memory TO published")
+    con.execute("DETACH published")
+    aside.replace(target)
+
+
+def _quoted(path: Path) -> str:
+    return str(path).replace("'", "''")
+
+
+def lock_down(con: duckdb.DuckDBPyConnection) -> None:
+    """Forbid file and network access from SQL that rules and users bring."""
+    con.execute("SET enable_external_access = false")
+    con.execute("SET lock_configuration = true")
