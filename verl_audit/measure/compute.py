@@ -1,0 +1,59 @@
+"""All measures of one run against its baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_audit.measure.eviction import eviction_measures
+from verl_audit.measure.gap import gap_measures
+from verl_audit.measure.health import health_measures
+from verl_audit.measure.lag import damage_measures, lag_measures
+from verl_audit.measure.model import Measure
+from verl_audit.measure.run import RunData, complete
+from verl_audit.measure.speed import Symptom, speed_measures, symptom
+from verl_audit.measure.sync import sync_measures
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the measures need beside the series."""
+
+    died_before_step1: bool = False
+    source_differences: int = 0
+    run_sd: float = 0.15
+    """Run-to-run sd of ln(learning speed) assumed where fewer than three baselines measure it (method note 3.1)."""
+    switch_step: float | None = None
+
+
+def compute(run: RunData, baselines: Sequence[RunData], context: Context) -> tuple[Mapping[str, Measure], Symptom]:
+    """Every catalogued measure (those without value say why), and the symptom they contain."""
+    with np.errstate(all="ignore"):  # values near the end of the float range overflow; the result is then no number
+        return _compute(run, baselines, context)
+
+
+def _compute(run: RunData, baselines: Sequence[RunData], context: Context) -> tuple[Mapping[str, Measure], Symptom]:
+    found = [
+        *gap_measures(run, baselines),
+        *lag_measures(run),
+        *damage_measures(run, baselines),
+        *eviction_measures(run, baselines),
+        *sync_measures(run, baselines),
+        *health_measures(
+            run,
+            died_before_step1=context.died_before_step1,
+            source_differences=context.source_differences,
+            baselines=len(baselines),
+        ),
+    ]
+    admissible = next(m.value for m in found if m.name == "reward_admissible")
+    judged = symptom(
+        run,
+        baselines,
+        admissible=admissible if isinstance(admissible, bool) else None,
+        run_sd=context.run_sd,
+        switch_step=context.switch_step,
+    )
+    return complete([*found, *speed_measures(judged)], run, has_baseline=bool(baselines)), judged

@@ -1,0 +1,187 @@
+"""One run as the measures see it: its canonical series, facts, and which signals are present, inert or corrupt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_audit.measure.model import Measure, MeasureDef, Scalar, catalog
+from verl_audit.measure.stats import Estimate, ar1_mean
+
+Array = NDArray[np.float64]
+BASELINE = "baseline"
+"""Stands among the wanted signals of a measure that needs a baseline run."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A signal over steps, finite values only, mean over labels; sorted by step."""
+
+    step: Array
+    value: Array
+
+    def at(self, keep: Callable[[Array], NDArray[np.bool_]]) -> Series:
+        """The points whose steps `keep` selects."""
+        mask = keep(self.step)
+        return Series(self.step[mask], self.value[mask])
+
+    def __len__(self) -> int:
+        """Number of points."""
+        return len(self.step)
+
+
+EMPTY = Series(np.array([]), np.array([]))
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Everything the measures know of one run."""
+
+    name: str
+    series: Mapping[str, Series]
+    labels: Mapping[str, Mapping[str, Series]] = field(default_factory=dict)
+    nonfinite: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Signal to the steps at which it was NaN, infinite, or a null that stands for one."""
+    inert: Mapping[str, str] = field(default_factory=dict)
+    corrupt: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Scalar | None] = field(default_factory=dict)
+
+    def get(self, *names: str) -> Series:
+        """The first of these signals that has points, else an empty series."""
+        return next((self.series[n] for n in names if n in self.series and len(self.series[n])), EMPTY)
+
+    def has(self, name: str) -> bool:
+        """Whether the signal has finite points."""
+        return len(self.get(name)) > 0
+
+    def number(self, fact: str) -> float | None:
+        """A numeric fact, or None when unknown."""
+        value = self.facts.get(fact)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def blind(self, signal: str) -> bool:
+        """Whether the signal is logged but cannot answer here; a lag that is 0 by construction does answer."""
+        return signal in self.inert and not signal.startswith(("lag_", "span_"))
+
+    @property
+    def train_steps(self) -> Array:
+        """Steps at which the trainer logged anything of its own, step 0 left out (validation only)."""
+        own = [s.step for name, s in self.series.items() if not name.startswith("validation")]
+        steps = np.unique(np.concatenate(own)) if own else np.array([])
+        return steps[steps > 0]
+
+
+def load(con: duckdb.DuckDBPyConnection, run: str, facts: Mapping[str, Scalar | None]) -> RunData:
+    """Read one run's signals out of the store."""
+    columns = con.execute(
+        "SELECT signal, label, step, value, isfinite(value) AS ok FROM signals WHERE run = ? "
+        "ORDER BY signal, label, step",
+        [run],
+    ).fetchnumpy()
+    signal, label = np.asarray(columns["signal"], dtype=object), np.asarray(columns["label"], dtype=object)
+    step, value = np.asarray(columns["step"], dtype=float), np.asarray(columns["value"], dtype=float)
+    ok = np.asarray(columns["ok"], dtype=bool)
+    series, labels, nonfinite = {}, {}, {}
+    for name in sorted(set(signal)):
+        mine = signal == name
+        series[name] = _mean_over_labels(step[mine & ok], value[mine & ok])
+        bad = np.unique(step[mine & ~ok])
+        nonfinite[name] = tuple(int(s) for s in bad)
+        labels[name] = {
+            lab: Series(step[mine & ok & (label == lab)], value[mine & ok & (label == lab)])
+            for lab in sorted(set(label[mine]))
+        }
+    standing = con.execute(
+        "SELECT signal, any_value(inert_because), any_value(corrupt_because) FROM key_map "
+        "WHERE run = ? AND signal IS NOT NULL GROUP BY signal",
+        [run],
+    ).fetchall()
+    inert = {s: why for s, why, _ in standing if why}
+    corrupt = {s: why for s, _, why in standing if why and s not in series}
+    return RunData(run, series, labels, {k: v for k, v in nonfinite.items() if v}, inert, corrupt, dict(facts))
+
+
+def _mean_over_labels(step: Array, value: Array) -> Series:
+    steps, where = np.unique(step, return_inverse=True)
+    return Series(
+        steps, np.bincount(where, value, len(steps)) / np.maximum(np.bincount(where, minlength=len(steps)), 1)
+    )
+
+
+def measured(
+    name: str,
+    found: Estimate | float | bool | None,
+    *,
+    n: int | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> Measure:
+    """A catalogued measure from an estimate or a plain value; None becomes a measure without value or reason yet."""
+    unit = catalog()[name].unit
+    if isinstance(found, Estimate):
+        return Measure(name, found.value, unit, found.low, found.high, found.n)
+    return Measure(name, found, unit, low, high, n)
+
+
+def mean_of(values: Array) -> Estimate | float | None:
+    """Mean with an AR(1) interval, or the plain mean when too few points allow one; None when there are none."""
+    estimate = ar1_mean(values)
+    return estimate if estimate is not None else float(values.mean()) if len(values) else None
+
+
+def mean_measure(name: str, values: Array) -> Measure:
+    """`mean_of` as a measure that also says how many points it rests on."""
+    return measured(name, mean_of(values), n=len(values))
+
+
+def without_value(definition: MeasureDef, run: RunData, *, has_baseline: bool, why: str = "") -> Measure:
+    """The measure as not computed, with the signals that would have given it a value."""
+    wants = [alternatives[0] for alternatives in definition.needs if not any(_usable(run, s) for s in alternatives)]
+    if definition.baseline and not has_baseline:
+        wants.append(BASELINE)
+    reasons = [why] if why else [_why(run, w) for w in wants]
+    return Measure(
+        definition.name,
+        None,
+        definition.unit,
+        missing="; ".join(dict.fromkeys(reasons)) or "not computable from what was logged",
+        wants=tuple(wants),
+    )
+
+
+def _usable(run: RunData, signal: str) -> bool:
+    return run.has(signal) and not run.blind(signal)
+
+
+def _why(run: RunData, signal: str) -> str:
+    if signal == BASELINE:
+        return "no baseline run was given"
+    if signal in run.corrupt:
+        return f"{signal}: {run.corrupt[signal]}"
+    if run.blind(signal):
+        return f"{signal} is inert: {run.inert[signal]}"
+    return f"{signal} was not logged"
+
+
+def complete(found: Iterable[Measure], run: RunData, *, has_baseline: bool) -> dict[str, Measure]:
+    """All catalogued measures: those found, and the rest with the reason why they have no value."""
+    result = {m.name: m for m in found}
+    for name, definition in catalog().items():
+        have = result.get(name)
+        if definition.unit == "fact":
+            value = run.facts.get(name)
+            result[name] = Measure(
+                name,
+                value,
+                "fact",
+                missing="" if value is not None else "not known from configuration or keys",
+            )
+        elif have is None or (have.value is None and not have.missing):
+            blank = without_value(definition, run, has_baseline=has_baseline)
+            bounds = {} if have is None else {"low": have.low, "high": have.high, "n": have.n}
+            result[name] = Measure(name, None, blank.unit, missing=blank.missing, wants=blank.wants, **bounds)  # type: ignore[arg-type]
+    return {name: result[name] for name in catalog()}

@@ -1,0 +1,245 @@
+"""The symptom of a run: did reward slow down, on which evidence, per update, per sample and per hour."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from verl_audit.measure.model import Measure
+from verl_audit.measure.run import EMPTY, RunData, Series, measured
+from verl_audit.measure.symptom import (
+    CANNOT_TELL,
+    Curve,
+    Gap,
+    SingleRun,
+    Speed,
+    Untestable,
+    end_gap,
+    learning_speed,
+    onset,
+    per_hour,
+    per_sample,
+    single_run,
+)
+
+State = Literal["slower", "not_shown", "unclear", "untested"]
+MIN_VALIDATION = 8
+"""Fewest validation points from which a learning speed is read."""
+MIN_SIDE = 40
+"""Fewest steps before and after a switch to asynchronous rollouts in one run."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """Whether reward slowed. `not_shown`: estimate not below the margin; `unclear`: below it, not significantly."""
+
+    state: State
+    because: str
+    evidence: Literal["validation", "trained_reward", "single_run"] | None = None
+    per_update: Speed | None = None
+    per_sample: Speed | None = None
+    per_hour: Speed | None = None
+    end_gap: Gap | None = None
+    onset: tuple[float, float] | None = None
+    """Interval of the step from which the run falls behind."""
+    single: SingleRun | None = None
+    caveats: tuple[str, ...] = ()
+
+
+def symptom(
+    run: RunData,
+    baselines: Sequence[RunData],
+    *,
+    admissible: bool | None,
+    run_sd: float,
+    switch_step: float | None = None,
+) -> Symptom:
+    """Judge one run against its baselines; alone, only a known switch to asynchronous rollouts can be judged."""
+    if not baselines:
+        return _alone(run, switch_step if switch_step is not None else _switch(run), admissible)
+    evidence, curves, notes = _curves(run, baselines, admissible)
+    if evidence is None:
+        return Symptom("untested", notes[0], caveats=tuple(notes[1:]))
+    points = MIN_VALIDATION if evidence == "validation" else MIN_SIDE
+    speed = learning_speed(curves[0], curves[1:], run_sd=run_sd, min_points=points)
+    if isinstance(speed, Untestable):
+        return Symptom("untested", speed.reason, evidence, caveats=tuple(notes))
+    gap = (
+        end_gap(curves[0], curves[1], run_sd=run_sd)
+        if evidence == "validation"
+        else Untestable("trained reward is not read as a level")
+    )
+    found_gap = gap if isinstance(gap, Gap) else None
+    state = _state(speed, found_gap)
+    began = onset(curves[0], curves[1], min_points=points) if state == "slower" else None
+    return Symptom(
+        state,
+        _because(state, speed, found_gap, evidence),
+        evidence,
+        speed,
+        _clock(run, baselines, speed, "sample"),
+        _clock(run, baselines, speed, "hour"),
+        found_gap,
+        _in_steps(began, (_updates(run, baselines) or [1.0])[0]),
+        caveats=tuple(notes),
+    )
+
+
+def _state(speed: Speed, gap: Gap | None) -> State:
+    if speed.slower or (gap is not None and gap.harm and speed.value < 1):
+        return "slower"
+    return "not_shown" if speed.no_slowdown else "unclear"
+
+
+def _because(state: State, speed: Speed, gap: Gap | None, evidence: str) -> str:
+    named = "validation" if evidence == "validation" else "trained reward"
+    interval = f"90 % interval {speed.low:.2f} to {speed.high:.2f}, from {named}"
+    ratio = f"learning speed {speed.value:.2f} of the baseline's per update ({interval})"
+    if state == "slower" and not speed.slower and gap is not None:
+        return f"{ratio}; at the end {gap.value:.3f} behind the baseline"
+    if state == "unclear":
+        least = f"{speed.smallest_detectable:.2f}"
+        return f"{ratio}: below the 0.8 margin, but these runs could have shown a slowdown only below {least}"
+    return ratio
+
+
+def _curves(
+    run: RunData, baselines: Sequence[RunData], admissible: bool | None
+) -> tuple[Literal["validation", "trained_reward"] | None, list[Curve], list[str]]:
+    """The curves to compare and notes; without evidence the first note says why."""
+    factors = _updates(run, baselines)
+    notes = [] if factors else ["updates per step are not known for every run: compared step by step"]
+    validation = _validation(run, baselines)
+    if all(len(s) >= MIN_VALIDATION for s in validation):
+        return "validation", _scaled(validation, factors), notes
+    fewest = min(len(s) for s in validation)
+    few = f"only {fewest} validation points in common ({MIN_VALIDATION} needed: lower trainer.test_freq)"
+    if admissible is False:
+        return (
+            None,
+            [],
+            [
+                f"trained reward is inadmissible, since more than 5 % of groups were evicted, and {few}",
+                *notes,
+            ],
+        )
+    apart = _other_data(run, baselines)
+    if apart:
+        return None, [], [f"trained reward does not compare: {apart}, and {few}", *notes]
+    trained = [r.get("score_trained", "reward_trained") for r in (run, *baselines)]
+    if any(len(s) < MIN_SIDE for s in trained):
+        return None, [], [f"{few}, and a trained reward curve needs {MIN_SIDE} steps in each run", *notes]
+    caution = [] if admissible else ["whether groups were evicted is not known: trained reward may be selected"]
+    return (
+        "trained_reward",
+        _scaled(trained, factors),
+        [f"{few}, so trained reward was used", *caution, *notes],
+    )
+
+
+def _other_data(run: RunData, baselines: Sequence[RunData]) -> str:
+    """In words, that a baseline is known to train on other files (named by their last folder); "" otherwise."""
+    ours, *theirs = (_files(r) for r in (run, *baselines))
+    other = next((t for t in theirs if ours and t and t != ours), "")
+    return other and f"the run trains on {ours}, its baseline on {other}"
+
+
+def _files(run: RunData) -> str:
+    named = run.facts.get("train_files")
+    return ", ".join(sorted("/".join(f.split("/")[-2:]) for f in named.split(","))) if isinstance(named, str) else ""
+
+
+def _updates(run: RunData, baselines: Sequence[RunData]) -> list[float]:
+    """Updates per step of each run; empty unless all are known, and then the clock of every run is its step."""
+    updates = [r.number("updates_per_version") for r in (run, *baselines)]
+    return [u for u in updates if u] if all(updates) else []
+
+
+def _scaled(series: Sequence[Series], factors: Sequence[float]) -> list[Curve]:
+    return [Curve(s.step * f, s.value) for s, f in zip(series, factors or [1.0] * len(series), strict=True)]
+
+
+def _validation(run: RunData, baselines: Sequence[RunData]) -> list[Series]:
+    """Mean over the validation metrics that every run logged."""
+    labelled = [r.labels.get("validation", {}) for r in (run, *baselines)]
+    shared = sorted(set(labelled[0]).intersection(*labelled[1:]))
+    return [_mean([own[label] for label in shared]) for own in labelled]
+
+
+def _mean(series: Sequence[Series]) -> Series:
+    """Mean over series at the steps that all of them have."""
+    if not series:
+        return EMPTY
+    steps = series[0].step
+    for other in series[1:]:
+        steps = np.intersect1d(steps, other.step)
+    return Series(steps, np.mean([s.value[np.isin(s.step, steps)] for s in series], axis=0)) if len(steps) else EMPTY
+
+
+def _clock(run: RunData, baselines: Sequence[RunData], speed: Speed, clock: Literal["sample", "hour"]) -> Speed | None:
+    """The speed on another clock; None when a run does not say how many samples or hours an update takes."""
+    runs = (run, *baselines)
+    rates = [_per_update(r, clock, k) for r, k in zip(runs, _updates(run, baselines) or [1.0] * len(runs), strict=True)]
+    if any(rate is None for rate in rates):
+        return None
+    ours, theirs = float(rates[0] or 0), float(np.mean([r for r in rates[1:] if r is not None]))
+    return per_sample(speed, ours, theirs) if clock == "sample" else per_hour(speed, 1 / ours, 1 / theirs)
+
+
+def _per_update(run: RunData, clock: Literal["sample", "hour"], updates: float) -> float | None:
+    if clock == "sample":
+        samples = run.number("samples_per_step")
+        return None if not samples else samples / updates
+    seconds = run.get("time_step").value
+    return float(seconds.mean()) / 3600 / updates if len(seconds) and 0 < seconds.mean() < math.inf else None
+
+
+def _in_steps(interval: tuple[float, float] | None, updates: float) -> tuple[float, float] | None:
+    return None if interval is None else (interval[0] / updates, interval[1] / updates)
+
+
+def _switch(run: RunData) -> float | None:
+    """Step at which asynchronous rollouts were switched on: lag 0 for MIN_SIDE steps, above it for as many."""
+    lag = run.get("lag_oldest_max", "lag_newest_max", "lag_mean")
+    above = np.flatnonzero(lag.value > 0)
+    if not len(above) or above[0] < MIN_SIDE or len(lag) - above[0] < MIN_SIDE:
+        return None
+    return float(lag.step[above[0]])
+
+
+def _alone(run: RunData, switch_step: float | None, admissible: bool | None) -> Symptom:
+    if switch_step is None:
+        return Symptom("untested", CANNOT_TELL)
+    if admissible is False:
+        return Symptom(
+            "untested",
+            "trained reward is inadmissible, since more than 5 % of groups were evicted; give a baseline",
+        )
+    curve = run.get("score_trained", "reward_trained")
+    found = single_run(Curve(curve.step, curve.value), switch_step)
+    state: State = "slower" if found.slowed else "untested"
+    return Symptom(state, f"at the switch at step {switch_step:.0f}: {found.reason}", "single_run", single=found)
+
+
+def speed_measures(found: Symptom) -> Iterator[Measure]:
+    """The symptom as measures."""
+    for name, speed in (
+        ("speed_update", found.per_update),
+        ("speed_sample", found.per_sample),
+        ("speed_hour", found.per_hour),
+    ):
+        yield (
+            measured(name, None)
+            if speed is None
+            else measured(name, speed.value, n=speed.n_run, low=speed.low, high=speed.high)
+        )
+    gap = found.end_gap
+    yield (
+        measured("end_gap", None)
+        if gap is None
+        else measured("end_gap", -gap.value, n=gap.n, low=-gap.high, high=-gap.low)
+    )
