@@ -1,0 +1,1 @@
+"""The rule library: one YAML file a rule, in folders by step."""

@@ -1,0 +1,221 @@
+"""Evaluate rules: TRUE fired, FALSE clear, NULL insufficient; a broken rule is an error, never a pass."""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+
+from verl_audit.diagnose.rules import Confidence, Rule, RuleCause, RuleError, Severity, Status
+from verl_audit.measure.model import Measure, MeasureType, Scalar, catalog
+
+Values = Mapping[str, Scalar | None]
+_SQL_TYPE: dict[MeasureType, str] = {"number": "DOUBLE", "bool": "BOOLEAN", "text": "VARCHAR"}
+SUFFIXES = ("_low", "_high", "_n")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule's outcome on one set of measures."""
+
+    rule: str
+    step: int
+    cause: RuleCause
+    title: str
+    status: Status
+    severity: Severity
+    confidence: Confidence
+    measures: Mapping[str, Scalar | None] = field(default_factory=dict)
+    """The measures and parameters that the condition names, with the values it saw."""
+    missing: tuple[str, ...] = ()
+    """Names that were NULL, when the status is insufficient."""
+    explain: str = ""
+    decisive: str = ""
+    confirm: str = ""
+    evidence: str = ""
+    remedy: tuple[Mapping[str, str], ...] = ()
+    refs: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """Rules ready to be evaluated against any mapping of measures."""
+
+    rules: tuple[Rule, ...]
+
+    def evaluate(self, measures: Mapping[str, Any]) -> list[Finding]:
+        """One finding a rule, in rule order.
+
+        `measures` maps names to numbers, booleans, text, None or `Measure`. A name that is absent, None or
+        not finite is NULL. Names outside the measure catalogue are allowed; a rule that names one which is
+        neither there nor in the catalogue is an `error`. Prints nothing and raises nothing of its own.
+        """
+        values = flatten(measures)
+        with _connect() as con:
+            return [_evaluate(con, rule, values) for rule in self.rules]
+
+    def with_params(self, overrides: Mapping[str, Scalar]) -> RuleSet:
+        """Replace parameters, keyed `rule-id.parameter`."""
+        by_rule: dict[str, dict[str, Scalar]] = {}
+        for key, value in overrides.items():
+            rule_id, _, name = key.rpartition(".")
+            by_rule.setdefault(rule_id, {})[name] = value
+        unknown = set(by_rule) - {rule.id for rule in self.rules}
+        if unknown:
+            raise RuleError(f"no rule {min(unknown)!r} to set a parameter of; see `verl-audit rules list`")
+        return RuleSet(tuple(r.with_params(by_rule[r.id]) if r.id in by_rule else r for r in self.rules))
+
+
+def flatten(measures: Mapping[str, Any]) -> dict[str, Scalar | None]:
+    """Measures as plain values, with `_low`, `_high` and `_n` beside each `Measure`; non-finite becomes None."""
+    values: dict[str, Scalar | None] = {}
+    for name, item in measures.items():
+        if isinstance(item, Measure):
+            values[name] = _clean(item.value)
+            values.update({name + s: _clean(v) for s, v in zip(SUFFIXES, (item.low, item.high, item.n), strict=True)})
+        else:
+            values[name] = _clean(item)
+    return values
+
+
+def _clean(value: object) -> Scalar | None:
+    if value is None or isinstance(value, bool | str):
+        return value
+    number = float(value)  # type: ignore[arg-type]
+    return number if math.isfinite(number) else None
+
+
+def _connect() -> duckdb.DuckDBPyConnection:
+    return duckdb.connect(":memory:", config={"enable_external_access": False})
+
+
+def _evaluate(con: duckdb.DuckDBPyConnection, rule: Rule, values: Values) -> Finding:
+    try:
+        return _decide(con, rule, {**values, **{name: p.value for name, p in rule.params.items()}})
+    except (duckdb.Error, KeyError, ValueError, TypeError) as error:
+        return _finding(rule, "error", error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def _decide(con: duckdb.DuckDBPyConnection, rule: Rule, values: Values) -> Finding:
+    if rule.applies:
+        applies, seen = _boolean(con, rule.applies, values)
+        if applies is False:
+            return _finding(rule, "not_applicable", seen)
+        if applies is None:
+            return _finding(rule, "insufficient", seen, missing=_nulls(seen))
+    outcome, seen = _boolean(con, rule.when, values)
+    status: Status = "insufficient" if outcome is None else "fired" if outcome else "clear"
+    missing = _nulls(seen) if outcome is None else ()
+    return _finding(rule, status, seen, missing=missing, filled=values if status == "fired" else None)
+
+
+def _nulls(seen: Values) -> tuple[str, ...]:
+    return tuple(name for name, value in seen.items() if value is None)
+
+
+def _finding(
+    rule: Rule,
+    status: Status,
+    seen: Values | None = None,
+    *,
+    missing: tuple[str, ...] = (),
+    filled: Values | None = None,
+    error: str = "",
+) -> Finding:
+    return Finding(
+        rule=rule.id,
+        step=rule.step,
+        cause=rule.cause,
+        title=rule.title,
+        status=status,
+        severity=rule.severity,
+        confidence=rule.confidence,
+        measures=seen or {},
+        missing=missing,
+        explain=render(rule.explain, filled) if filled else "",
+        decisive=render(rule.decisive or rule.title, filled) if filled else "",
+        confirm=rule.confirm,
+        evidence=rule.evidence,
+        remedy=tuple({"framework": r.framework, "set": r.set, "price": r.price} for r in rule.remedy),
+        refs=rule.refs,
+        error=error,
+    )
+
+
+def _boolean(
+    con: duckdb.DuckDBPyConnection, expression: str, values: Values
+) -> tuple[bool | None, dict[str, Scalar | None]]:
+    """Evaluate one expression; returns its three-valued result and the names it used with their values."""
+    names = columns_of(con, expression)
+    seen = {name: values.get(name) for name in names}
+    columns = [f'?::{_sql_type(name, seen[name], name in values)} AS "{name}"' for name in names] or ["1 AS one"]
+    row = con.execute(
+        f"SELECT ({expression})::BOOLEAN FROM (SELECT {', '.join(columns)})", list(seen.values())
+    ).fetchone()
+    assert row is not None
+    return row[0], seen
+
+
+def columns_of(con: duckdb.DuckDBPyConnection, expression: str) -> list[str]:
+    """Names an SQL expression refers to, in order of appearance; ValueError when it does not parse."""
+    row = con.execute("SELECT json_serialize_sql(?)", [f"SELECT ({expression})"]).fetchone()
+    assert row is not None
+    tree = json.loads(row[0])
+    if tree["error"]:
+        raise ValueError(f"{tree['error_message']} in {expression!r}")
+    names: list[str] = []
+    _collect(tree, names)
+    return list(dict.fromkeys(names))
+
+
+def _collect(node: object, names: list[str]) -> None:
+    if isinstance(node, dict):
+        if node.get("type") == "COLUMN_REF":
+            names.append(node["column_names"][-1])
+        for child in node.values():
+            _collect(child, names)
+    elif isinstance(node, list):
+        for child in node:
+            _collect(child, names)
+
+
+def _sql_type(name: str, value: Scalar | None, given: bool) -> str:
+    if value is not None:
+        return _SQL_TYPE["bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"]
+    known = _known_type(name)
+    if known is None and not given:
+        raise KeyError(f"{name} is no measure, fact or parameter")
+    return _SQL_TYPE[known or "number"]
+
+
+def _known_type(name: str) -> MeasureType | None:
+    """Type of a catalogued name, its `_low`, `_high` and `_n` included; None for a name nobody knows."""
+    if name in catalog():
+        return catalog()[name].type
+    stem = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s)), None)
+    return "number" if stem in catalog() else None
+
+
+class _Formatter(string.Formatter):
+    """Fills `{name}`, `{name:.1%}` and `{this|else_that}`; a value that is None reads "not recorded"."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return next((kwargs[name] for name in str(key).split("|") if kwargs.get(name) is not None), None)
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if value is None:
+            return "not recorded"
+        if isinstance(value, float) and not format_spec:
+            return f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.3g}"
+        return str(format(value, format_spec))
+
+
+def render(template: str, values: Values) -> str:
+    """A rule's text with measures filled in; numbers show three significant digits unless a format is given."""
+    return " ".join(_Formatter().vformat(template, (), dict(values)).split())

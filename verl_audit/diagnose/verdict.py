@@ -1,0 +1,215 @@
+"""One sentence: which cause, how sure and why, or what could not be judged and what would record it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_audit.diagnose.causes import FEW_STEPS, LAG0_GAP, Judgement, evidence
+from verl_audit.diagnose.evaluate import Finding
+from verl_audit.diagnose.rules import CAUSES, Cause, Confidence
+from verl_audit.measure.model import Measure
+from verl_audit.measure.speed import Symptom
+
+Outcome = Literal["cause", "other", "none", "undetermined"]
+NAMES: Mapping[Cause, str] = {
+    "mismatch": "train-inference mismatch",
+    "staleness": "staleness",
+    "eviction": "eviction bias",
+    "sync": "weight sync",
+}
+WORDS: Mapping[str, str] = {
+    "evicted_lengths": "lengths and rewards of the evicted groups",
+    "replica_versions": "the version of each replica",
+    "groups_per_step": "the batch size in groups",
+    LAG0_GAP: "the gap at lag 0",
+}
+"""Missing signals whose name alone says too little."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer. `causes` are proven ones; `risks` work in the run without proof that they did harm."""
+
+    outcome: Outcome
+    causes: tuple[Cause, ...]
+    risks: tuple[Cause, ...]
+    other: str | None
+    confidence: Confidence
+    because: str
+    """Why the confidence is what it is."""
+    sentence: str
+    missing: tuple[str, ...]
+
+
+def decide(
+    judged: Mapping[Cause, Judgement],
+    findings: Sequence[Finding],
+    symptom: Symptom,
+    measures: Mapping[str, Measure],
+) -> Verdict:
+    """Weigh health first, then the causes behind the harm gate, then what is left open."""
+    risks = tuple(c for c in CAUSES if judged[c].risk and judged[c].status not in ("implicated", "contributing"))
+    health = _health(findings, at_work=any(j.risk for j in judged.values()))
+    if health is not None:
+        words = health.title[0].lower() + health.title[1:]
+        return Verdict(
+            "other",
+            (),
+            risks,
+            words,
+            health.confidence,
+            "the log shows it directly",
+            f"Other: {words}. {health.explain}",
+            (),
+        )
+    named = sorted(
+        (c for c in CAUSES if judged[c].status in ("implicated", "contributing")),
+        key=lambda c: judged[c].status != "implicated",
+    )
+    if named:
+        return _cause(tuple(named), judged, symptom, risks)
+    return _without_cause(judged, findings, symptom, measures, risks)
+
+
+def _health(findings: Sequence[Finding], *, at_work: bool) -> Finding | None:
+    """A health event that explains the curve alone: critical always, high only while none of the four is at work."""
+    bars = ("critical",) if at_work else ("critical", "high")
+    fired = [f for f in findings if f.cause == "health" and f.status == "fired" and f.severity in bars]
+    return min(fired, key=lambda f: bars.index(f.severity), default=None)
+
+
+def _cause(
+    named: tuple[Cause, ...], judged: Mapping[Cause, Judgement], symptom: Symptom, risks: tuple[Cause, ...]
+) -> Verdict:
+    first = judged[named[0]]
+    damage = (first.damage or (0.0, 0.0, 0.0))[0]
+    shown = symptom.evidence == "validation" and evidence(damage, named[0]) >= 0.8
+    confidence: Confidence = "low" if symptom.evidence == "single_run" else "medium" if shown else "low"
+    level = "from metrics only" if first.evidence_level == "metrics" else "from per-trajectory traces"
+    because = f"{level}; {'validation' if symptom.evidence == 'validation' else 'trained reward'} shows the slowdown"
+    also = f", with {' and '.join(NAMES[c] for c in named[1:])} contributing" if len(named) > 1 else ""
+    cost = f"{first.because}; {damage:.1%} of the training signal is lost to it"
+    sentence = f"{_upper(NAMES[named[0]])}{also}: reward is slower ({symptom.because}); {cost}."
+    return Verdict("cause", named, risks, None, confidence, because, sentence, _missing(judged, symptom))
+
+
+def _without_cause(
+    judged: Mapping[Cause, Judgement],
+    findings: Sequence[Finding],
+    symptom: Symptom,
+    measures: Mapping[str, Measure],
+    risks: tuple[Cause, ...],
+) -> Verdict:
+    unjudged = [c for c in CAUSES if judged[c].status == "cannot_tell" and not judged[c].risk]
+    missing = _missing(judged, symptom)
+    steps = measures["steps_logged"].number() or 0
+    if steps < FEW_STEPS:
+        sentence = _short_run(steps, findings, missing)
+        return Verdict("undetermined", (), risks, None, "low", "too few steps", sentence, missing)
+    if symptom.state == "slower":
+        sentence = _unexplained(judged, symptom, risks, unjudged, missing)
+        because = "harm is shown, its cause is not measured"
+        return Verdict("undetermined", (), risks, None, "low", because, sentence, missing)
+    if risks:
+        return _at_risk(judged, symptom, risks, unjudged, missing)
+    if unjudged and not _excluded(symptom):
+        names = _names(unjudged)
+        sentence = f"Undetermined: {names} could not be judged. {_absent(missing)}{_doubts(findings)}".strip()
+        return Verdict("undetermined", (), (), None, "low", f"signals missing for {names}", sentence, missing)
+    each = "No cause at work: mismatch, staleness, eviction and weight sync are each excluded by a measurement. "
+    left = f" {_upper(_names(unjudged))} could not be judged." if unjudged else ""
+    sentence = f"{'' if unjudged else each}{_upper(_harm(symptom))}.{left}"
+    confidence: Confidence = "medium" if symptom.state == "not_shown" else "low"
+    return Verdict("none", (), (), None, confidence, _tested(symptom), sentence, missing)
+
+
+def _short_run(steps: float, findings: Sequence[Finding], missing: tuple[str, ...]) -> str:
+    lead = f"Undetermined: only {steps:.0f} training step{'s' * (steps != 1)} logged, too few to judge anything."
+    shown = [f.title[0].lower() + f.title[1:] for f in findings if f.status == "fired" and f.severity != "info"]
+    return " ".join(
+        part for part in (lead, f"Seen so far: {'; '.join(shown)}." if shown else "", _absent(missing)) if part
+    )
+
+
+def _doubts(findings: Sequence[Finding]) -> str:
+    """Health findings that say which gauge not to believe."""
+    doubts = [f.title for f in findings if f.cause == "health" and f.status == "fired" and f.severity == "medium"]
+    return "".join(f" {d}." for d in doubts)
+
+
+def _at_risk(
+    judged: Mapping[Cause, Judgement],
+    symptom: Symptom,
+    risks: tuple[Cause, ...],
+    unjudged: Sequence[Cause],
+    missing: tuple[str, ...],
+) -> Verdict:
+    working = _working(judged, risks)
+    if symptom.state == "not_shown" and (not unjudged or _excluded(symptom)):
+        sentence = f"{_upper(_harm(symptom))}. As a risk, {working}."
+        confidence: Confidence = "low" if unjudged else "medium"
+        return Verdict("none", (), risks, None, confidence, _tested(symptom), sentence, missing)
+    left = f" {_upper(_names(unjudged))} could not be judged." if unjudged else ""
+    sentence = f"Undetermined: {working}, but {_harm(symptom)}.{left} {_absent(missing)}".rstrip()
+    because = "the mechanism is measured, its effect on reward is not"
+    return Verdict("undetermined", (), risks, None, "medium", because, sentence, missing)
+
+
+def _unexplained(
+    judged: Mapping[Cause, Judgement],
+    symptom: Symptom,
+    risks: tuple[Cause, ...],
+    unjudged: Sequence[Cause],
+    missing: tuple[str, ...],
+) -> str:
+    at_work = _working(judged, risks) if risks else "no cause is measured at a level that explains it"
+    left = f"; {_names(unjudged)} could not be judged" if unjudged else ""
+    return f"Undetermined: reward is slower ({symptom.because}); {at_work}{left}. {_absent(missing)}".rstrip()
+
+
+def _working(judged: Mapping[Cause, Judgement], risks: Sequence[Cause]) -> str:
+    return " and ".join(f"{NAMES[c]} is at work ({judged[c].because})" for c in risks)
+
+
+def _missing(judged: Mapping[Cause, Judgement], symptom: Symptom) -> tuple[str, ...]:
+    """Signals that would decide what is open, and the baseline when harm could not be tested for want of one."""
+    names = [m for c in CAUSES if judged[c].status == "cannot_tell" for m in judged[c].missing]
+    if symptom.state == "untested":
+        names.append("baseline" if symptom.per_update is None and "baseline" in symptom.because else "validation")
+    return tuple(dict.fromkeys(names))
+
+
+def _absent(missing: Sequence[str]) -> str:
+    """What was not recorded, in words; a missing baseline is said by the symptom already."""
+    words = [WORDS.get(m, m) for m in missing if m != "baseline"]
+    return f"Not recorded: {', '.join(words)}." if words else ""
+
+
+def _names(causes: Sequence[Cause]) -> str:
+    words = [NAMES[c] for c in causes]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _harm(symptom: Symptom) -> str:
+    """What is known of the slowdown, as a clause."""
+    return {
+        "not_shown": f"no slowdown is shown: {symptom.because}",
+        "unclear": f"a slowdown is neither shown nor excluded ({symptom.because})",
+        "untested": f"whether reward slowed was not testable: {symptom.because}",
+        "slower": f"reward is slower ({symptom.because})",
+    }[symptom.state]
+
+
+def _excluded(symptom: Symptom) -> bool:
+    """Whether a slowdown is ruled out, not merely unseen: the interval of the speed lies above the margin."""
+    return symptom.per_update is not None and symptom.per_update.low >= 0.8
+
+
+def _tested(symptom: Symptom) -> str:
+    return "harm was tested against a baseline" if symptom.state == "not_shown" else "harm was not tested"
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
