@@ -1,0 +1,354 @@
+"""The five rooms joined: paths in, an `Audit` out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from verl_audit.diagnose.causes import weigh
+from verl_audit.diagnose.coverage import coverage
+from verl_audit.diagnose.evaluate import Finding, RuleSet
+from verl_audit.diagnose.rules import RuleError, builtin_dir, load_files
+from verl_audit.diagnose.verdict import decide
+from verl_audit.errors import AuditError, NothingToJudge
+from verl_audit.ingest.adapters import Adapter, KeyMapping, choose_adapter, map_keys, setting_for
+from verl_audit.ingest.detect import detect, plain
+from verl_audit.ingest.discover import Discovery, discover
+from verl_audit.ingest.events import errors
+from verl_audit.ingest.model import ConfigFound, Event, Parsed
+from verl_audit.ingest.read import read_all
+from verl_audit.ingest.runs import Run, group_runs
+from verl_audit.measure.compute import Context, compute
+from verl_audit.measure.model import Scalar
+from verl_audit.measure.run import load as load_run_data
+from verl_audit.report.document import Outcome, build, to_json
+from verl_audit.settings import Settings
+from verl_audit.store.database import lock_down, open_store, publish
+from verl_audit.store.load import (
+    RunInput,
+    finish,
+    load_facts,
+    load_key_map,
+    load_problems,
+    load_run,
+    load_sources,
+    shift_axis,
+)
+
+Progress = Callable[[Path, int], None]
+ORIGINS: tuple[str, ...] = ("wandb", "console", "hydra")
+"""Where a configuration is taken from, best first: wandb holds it after verl's own edits, Hydra before any."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything read under one path given by the user."""
+
+    root: Path
+    discovery: Discovery
+    parsed: tuple[Parsed, ...]
+    runs: tuple[Run, ...]
+
+    def shown(self, path: Path) -> str:
+        """A path as reports show it: below the name of the given directory, no machine path before it."""
+        top = self.root.resolve().name if self.root.name in ("", ".", "..") else self.root.name
+        return (
+            top
+            if path == self.root
+            else f"{top}/{path.relative_to(self.root)}"
+            if path.is_relative_to(self.root)
+            else path.name
+        )
+
+    def names(self) -> list[str]:
+        """Shown paths of the parsed files."""
+        return [self.shown(p.path) for p in self.parsed]
+
+    def metric_runs(self) -> list[Run]:
+        """Runs that hold at least one metric value."""
+        return [run for run in self.runs if any(len(self.parsed[i].metrics) for i, _ in run.units)]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A finished audit: `document` is the tree of `audit.json`, `store` the DuckDB behind it."""
+
+    document: dict[str, Any]
+    store: duckdb.DuckDBPyConnection
+
+    def to_json(self) -> str:
+        """`audit.json`: the same bytes for the same input."""
+        return to_json(self.document)
+
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        """Rows of a query over the store's tables and views."""
+        return self.store.execute(query).fetchall()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A store filled from run and baselines, before anything is judged."""
+
+    store: duckdb.DuckDBPyConnection
+    run: RunInput
+    baselines: tuple[RunInput, ...]
+    adapters: Mapping[str, Adapter]
+    events: Mapping[str, tuple[tuple[str, Event], ...]]
+
+
+def read_source(path: Path, progress: Progress | None = None) -> Source:
+    """Find and read everything under one path."""
+    try:
+        discovery = discover([path])
+    except OSError as error:
+        raise AuditError(f"{path}: {error.strerror or error}") from None
+    parsed = tuple(read_all(discovery, progress))
+    return Source(path, discovery, parsed, group_runs(parsed, path))
+
+
+def choose_run(source: Source, name: str | None, *, option: str) -> Run:
+    """The run asked for, else the only one; the error message is the list to choose from."""
+    runs = source.metric_runs() or list(source.runs)
+    if name is not None:
+        runs = [run for run in source.runs if run.name == name]
+    if len(runs) == 1:
+        return runs[0]
+    if not source.runs:
+        raise NothingToJudge(_nothing_found(source))
+    listed = "\n".join(f"  {run.name}: {_described(source, run)}" for run in source.runs)
+    lead = f"no run is named {name!r} in {source.root}" if name is not None else f"{source.root} holds {len(runs)} runs"
+    raise AuditError(f"{lead}; choose one with {option}:\n{listed}")
+
+
+def _described(source: Source, run: Run) -> str:
+    parsed = [source.parsed[i] for i in sorted({i for i, _ in run.units})]
+    steps = [
+        s
+        for p in parsed
+        for s in (min(p.metrics.step, default=None), max(p.metrics.step, default=None))
+        if s is not None
+    ]
+    span = f"steps {min(steps)} to {max(steps)}" if steps else "no metrics"
+    formats = sorted({p.format for p in parsed})
+    where = next((p.path for p in parsed if len(p.metrics)), parsed[0].path)
+    return f"{span} from {', '.join(formats)} ({source.shown(where)})"
+
+
+def _nothing_found(source: Source) -> str:
+    looked = [f"  {source.shown(s.path)}: {s.reason}" for s in source.discovery.skipped[:8]]
+    more = len(source.discovery.skipped) - 8
+    lines = "\n".join([*looked, *([f"  and {more} more"] if more > 0 else [])]) or "  it is empty"
+    return (
+        f"{source.root} holds no metrics or logs that verl-audit can read. Looked at:\n{lines}\n"
+        "Expected: a verl console log, a verl `file` logger JSONL, a .wandb file, TensorBoard event files."
+    )
+
+
+def load_all(
+    path: Path,
+    baselines: Sequence[str | Path] = (),
+    *,
+    run: str | None = None,
+    facts: Mapping[str, Scalar] | None = None,
+    db: Path | None = None,
+    progress: Progress | None = None,
+) -> Loaded:
+    """Read the run and its baselines into a store, reconciled and mapped to signals; `db` also writes it to a file."""
+    store = open_store()
+    sources = [(read_source(path, progress), run, "run")]
+    sources += [(read_source(root, progress), name, "baseline") for root, name in map(_baseline, baselines)]
+    inputs: list[RunInput] = []
+    mappings: dict[str, KeyMapping] = {}
+    adapters: dict[str, Adapter] = {}
+    events: dict[str, tuple[tuple[str, Event], ...]] = {}
+    base, seen = 0, set[tuple[Path, int]]()
+    for source, name, role in sources:
+        chosen = choose_run(source, name, option="--run NAME" if role == "run" else f"--baseline '{source.root}#NAME'")
+        seen |= _lives(source, chosen, seen)
+        given = _run_input(source, chosen, role, {i.run for i in inputs})
+        keep, names = [i for i, _ in chosen.units], source.names()
+        load_sources(
+            store,
+            [p if i in keep else Parsed(p.path, p.format) for i, p in enumerate(source.parsed)],
+            names,
+            base,
+        )
+        load_problems(store, [replace(p, file=source.shown(Path(p.file))) for p in source.discovery.problems])
+        load_run(store, given, source.parsed, names, base)
+        base += len(source.parsed)
+        events[given.run] = tuple((names[i], e) for i in sorted(set(keep)) for e in source.parsed[i].events)
+        given, adapter, mapping = _understand(
+            store, source, chosen, given, events[given.run], facts if role == "run" else None
+        )
+        if adapter is not None:
+            adapters[given.run], mappings[given.run] = adapter, mapping
+        inputs.append(given)
+    store.execute("DELETE FROM sources WHERE source_id NOT IN (SELECT source_id FROM segments)")
+    finish(store, mappings)
+    if db is not None:
+        publish(store, db)
+    lock_down(store)
+    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events)
+
+
+def _lives(source: Source, run: Run, seen: set[tuple[Path, int]]) -> set[tuple[Path, int]]:
+    """The process lives with metrics of a run; compared with itself, any run looks harmless."""
+    lives = {(source.parsed[i].path.resolve(), s) for i, s in run.units if len(source.parsed[i].metrics)}
+    if lives & seen:
+        raise AuditError(f"{source.root}: the run {run.name!r} is given twice; a baseline is another run, given once")
+    return lives
+
+
+def _baseline(given: str | Path) -> tuple[Path, str | None]:
+    """`DIR` or `DIR#RUN`."""
+    text = str(given)
+    if Path(text).exists() or "#" not in text:
+        return Path(text), None
+    root, _, name = text.rpartition("#")
+    return Path(root), name
+
+
+def _run_input(source: Source, run: Run, role: str, taken: set[str]) -> RunInput:
+    name = (
+        run.name
+        if run.name not in taken
+        else next(f"{run.name}~{n}" for n in range(2, 99) if f"{run.name}~{n}" not in taken)
+    )
+    config = _config(source, run)
+    flat = {} if config is None else {key: (value, config.origin) for key, value in _flatten(config.tree)}
+    return RunInput(name, role, run.name, run.units, run.because, config=flat)
+
+
+def _config(source: Source, run: Run) -> ConfigFound | None:
+    found = [c for i in sorted({i for i, _ in run.units}) for c in source.parsed[i].configs]
+    return min(found, key=lambda c: ORIGINS.index(c.origin), default=None)
+
+
+def _flatten(tree: object, prefix: str = "") -> list[tuple[str, str]]:
+    if isinstance(tree, Mapping) and tree:
+        return [
+            pair for key, value in tree.items() for pair in _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+        ]
+    return [(prefix, "null" if tree is None else str(tree).lower() if isinstance(tree, bool) else str(tree))]
+
+
+def _understand(
+    store: duckdb.DuckDBPyConnection,
+    source: Source,
+    run: Run,
+    given: RunInput,
+    events: Sequence[tuple[str, Event]],
+    facts: Mapping[str, Scalar] | None,
+) -> tuple[RunInput, Adapter | None, KeyMapping]:
+    """Detect the facts of a run, map its keys, and put its rows on one axis."""
+    rows = store.execute(
+        "SELECT key, min(value) FILTER (isfinite(value)), max(value) FILTER (isfinite(value)) FROM raw_metrics "
+        "JOIN segments USING (source_id, segment) WHERE run = ? GROUP BY key ORDER BY key",
+        [given.run],
+    ).fetchall()
+    config = _config(source, run)
+    values = {key: (low, high) for key, low, high in rows if low is not None}
+    found = detect(
+        [key for key, _, _ in rows],
+        config.tree if config else None,
+        [e.detail for _, e in events if e.kind == "announce"],
+        values,
+        facts,
+    )
+    load_facts(store, given.run, found)
+    adapter, _ = choose_adapter([key for key, _, _ in rows])
+    mapping = (
+        map_keys(adapter, [key for key, _, _ in rows], plain(found))
+        if adapter
+        else KeyMapping((), (), tuple(key for key, _, _ in rows))
+    )
+    load_key_map(store, given.run, mapping)
+    if adapter is not None:
+        shift_axis(store, given.run, adapter)
+    return replace(given, facts=found), adapter, mapping
+
+
+def load_rules(paths: Sequence[Path] = (), *, builtin: bool = True) -> RuleSet:
+    """The shipped rules and those of the given files and folders; `RuleError` names file and field of a mistake."""
+    return RuleSet(load_files([*([builtin_dir()] if builtin else []), *paths]))
+
+
+def audit(
+    path: str | Path,
+    *,
+    baselines: Sequence[str | Path] = (),
+    run: str | None = None,
+    settings: Settings | None = None,
+    db: Path | None = None,
+    progress: Progress | None = None,
+) -> Audit:
+    """Audit one run directory (or file) against baseline runs; `db` also writes the store to a file.
+
+    Raises `NothingToJudge` when nothing in it can be used and `AuditError` on bad usage. Reads only.
+    """
+    settings = settings or Settings()
+    rules = _rules(settings)
+    loaded = load_all(Path(path), baselines, run=run, facts=settings.facts, db=db, progress=progress)
+    data = [load_run_data(loaded.store, i.run, plain(i.facts)) for i in (loaded.run, *loaded.baselines)]
+    died = not len(data[0].train_steps) and bool(errors(loaded.events[loaded.run.run]))
+    _require_something(loaded, died=died)
+    context = Context(died, _count(loaded, "differences"), settings.run_sd, settings.switch_step)
+    measures, symptom = compute(data[0], data[1:], context)
+    findings = rules.evaluate(measures)
+    judged = weigh(measures, findings, symptom)
+    adapter = loaded.adapters.get(loaded.run.run)
+    outcome = Outcome(
+        run=loaded.run,
+        baselines=loaded.baselines,
+        data=data[0],
+        measures=measures,
+        symptom=symptom,
+        findings=tuple(findings),
+        causes=judged,
+        verdict=decide(judged, findings, symptom, measures),
+        coverage=coverage(data[0], lambda signal: setting_for(signal, adapter) if adapter else None),
+        events=loaded.events[loaded.run.run],
+        settings=settings.as_given(),
+    )
+    return Audit(build(outcome, loaded.store), loaded.store)
+
+
+def _rules(settings: Settings) -> RuleSet:
+    try:
+        return load_rules(settings.rule_dirs).with_params(settings.params)
+    except RuleError as error:
+        raise AuditError(str(error)) from None
+
+
+def _count(loaded: Loaded, table: str) -> int:
+    row = loaded.store.execute(f"SELECT count(*) FROM {table} WHERE run = ?", [loaded.run.run]).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _require_something(loaded: Loaded, *, died: bool) -> None:
+    row = loaded.store.execute(
+        "SELECT count(*), count(DISTINCT key) FROM metrics WHERE run = ?", [loaded.run.run]
+    ).fetchone()
+    values, keys = row or (0, 0)
+    signals = _count(loaded, "signals")
+    if signals or died:
+        return
+    if not values:
+        raise NothingToJudge(
+            f"{loaded.run.name}: logs were found, but they hold no metric line and no error to explain it. "
+            "If the run is young, wait for its first step; else give the directory the logger wrote to."
+        )
+    known = loaded.store.execute(
+        "SELECT DISTINCT key FROM metrics WHERE run = ? ORDER BY key LIMIT 5", [loaded.run.run]
+    ).fetchall()
+    raise NothingToJudge(
+        f"{loaded.run.name}: none of its {keys} metric names is known ({', '.join(k for (k,) in known)}, ...). "
+        "`verl-audit signals` shows them; names of other frameworks need an adapter."
+    )
+
+
+__all__ = ["Audit", "Finding", "Loaded", "audit", "load_all", "load_rules"]

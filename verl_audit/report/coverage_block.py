@@ -1,0 +1,134 @@
+"""What was read and what was not: coverage of the causes, inert and corrupt signals, ledger, files, problems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verl_audit.report.head_block import Document
+from verl_audit.report.page import Page, clean, count, listed, number
+
+COLUMN = 14
+FEW_UNKNOWN = 6
+FEW_PROBLEMS = 5
+
+
+def show_coverage(page: Page, document: Document, *, verbose: bool) -> None:
+    """Keys, then only the signals that a cause needs and lacks, then inert and corrupt ones with the reason."""
+    coverage, run = document["coverage"], document["run"]
+    page.heading("Coverage", _keys(coverage["keys"]))
+    unknown = coverage["unknown_keys"]
+    if unknown:
+        page.item(
+            "unknown keys", listed(unknown, len(unknown) if verbose else FEW_UNKNOWN), indent=2, column=COLUMN + 2
+        )
+    if verbose or sum(coverage["keys"].values()):
+        _show_gaps(page, coverage["causes"])
+    inert = {**_entries(coverage["causes"], "inert"), **(run.get("inert") or {})}
+    corrupt = {**_entries(coverage["causes"], "corrupt"), **(run.get("corrupt") or {})}
+    _show_reasons(page, "Inert: logged, but cannot move in this run, so they clear nothing", inert)
+    _show_reasons(page, "Corrupt: logged, but not what the name says, so left out", corrupt)
+
+
+def _keys(keys: Mapping[str, int]) -> str:
+    total = sum(keys.values())
+    if not total:
+        return "no metric was read"
+    told = f"{keys['mapped']} used, {keys['known']} known and not needed, {keys['unknown']} unknown"
+    return f"{count(total, 'metric key')}: {told}"
+
+
+def _show_gaps(page: Page, causes: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Missing signals with the same reason and setting on one line, each with the causes that need it."""
+    grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for cause, entries in causes.items():
+        for e in entries:
+            if e["standing"] == "missing":
+                grouped.setdefault((e["because"], e["record"]), {}).setdefault(e["signal"], []).append(clean(cause))
+    for (because, record), signals in grouped.items():
+        names = ", ".join(f"{clean(signal)} (for {', '.join(needed)})" for signal, needed in signals.items())
+        setting = f"Setting: {clean(record)}" if record else "No setting is known that records it"
+        page.item("missing", f"{names}: {clean(because)}. {setting}.", indent=2, column=COLUMN, style="yellow")
+
+
+def _entries(causes: Mapping[str, Sequence[Mapping[str, Any]]], standing: str) -> dict[str, str]:
+    return {e["signal"]: e["because"] for entries in causes.values() for e in entries if e["standing"] == standing}
+
+
+def _show_reasons(page: Page, title: str, reasons: Mapping[str, str]) -> None:
+    if not reasons:
+        return
+    grouped: dict[str, list[str]] = {}
+    for signal, because in reasons.items():
+        grouped.setdefault(because, []).append(signal)
+    page.para(f"{title}:", indent=2)
+    for because, signals in grouped.items():
+        page.para(f"{', '.join(map(clean, sorted(signals)))}: {clean(because)}", indent=4, hang=2)
+
+
+def show_ledger(page: Page, ledger: Mapping[str, Any] | None) -> None:
+    """Groups by fate on one line, when anything is known; a fate that was not logged is not a zero."""
+    fates = {clean(k).removesuffix("_groups"): v for k, v in ((ledger or {}).get("fates") or {}).items()}
+    if not ledger or ledger.get("decided") is None:
+        return
+    known = {name: v for name, v in fates.items() if v is not None}
+    parts = [f"{number(v)} {name}" for name, v in sorted(known.items(), key=lambda kv: -kv[1]) if v]
+    zero = [name for name, v in known.items() if not v]
+    unknown = [name for name, v in fates.items() if v is None]
+    text = f"{number(ledger['decided'])} {clean(ledger['unit'])} decided = {' + '.join(parts) or '0'}"
+    text += f"; none {', '.join(zero)}" if zero else ""
+    text += f"; not logged: {', '.join(unknown)}" if unknown else ""
+    page.heading("Ledger", f"{text}; {_generated(ledger)}")
+
+
+def _generated(ledger: Mapping[str, Any]) -> str:
+    if ledger.get("generated") is None:
+        return "how many were generated is not logged, so the sum is unchecked"
+    return f"{number(ledger['generated'])} generated, residual {number(ledger.get('residual'))}"
+
+
+def show_files(page: Page, document: Document, *, verbose: bool) -> None:
+    """The files read, one line or one each, and what was wrong with them."""
+    sources = document["sources"]
+    page.heading("Files", _files(sources))
+    if verbose and sources:
+        for s in sources:
+            page.para(s["path"], indent=2, hang=2)
+            page.para(_source(s), indent=6)
+    _show_problems(page, document["problems"], verbose=verbose)
+
+
+def _files(sources: Sequence[Mapping[str, Any]]) -> str:
+    if not sources:
+        return "none read"
+    files = len({s["path"] for s in sources})
+    lost = count(_sum(sources, "values_lost"), "value")
+    return f"{count(files, 'file')}, {count(_sum(sources, 'records'), 'record')}, {lost} lost"
+
+
+def _source(s: Mapping[str, Any]) -> str:
+    read = f"{number(s['records'])} records, {number(s['values_read'])} values, {number(s['values_lost'])} lost"
+    kind = f"{number(s['bytes'])} bytes, {clean(s['precision'])}, steps {clean(s['step_kind'])}"
+    return f"{clean(s['format'])} of {clean(s['runs'])}: {read}, {kind}"
+
+
+def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> int:
+    return sum(row.get(name) or 0 for row in rows)
+
+
+def _show_problems(page: Page, problems: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:
+    if not problems:
+        page.para("Nothing in them was damaged.", indent=2)
+        return
+    counts: Counter[tuple[str, str]] = Counter()
+    for p in problems:
+        counts[clean(p["path"]), clean(p["kind"])] += p.get("count") or 1
+    page.para("Damaged, and skipped over:", indent=2, style="yellow")
+    for (path, kind), n in counts.items():
+        page.para(f"{path}: {kind}, {count(n, 'time')}", indent=4, hang=2)
+    few = problems if verbose else problems[:FEW_PROBLEMS]
+    page.para(f"{'All' if len(few) == len(problems) else 'The first'} {len(few)}:", indent=2)
+    for p in few:
+        at = f" at byte {p['offset']}" if p.get("offset") is not None else ""
+        page.para(f"{clean(p['path'])}{at}: {clean(p['kind'])}: {clean(p['detail'])}", indent=4, hang=2)
