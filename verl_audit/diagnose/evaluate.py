@@ -203,17 +203,29 @@ def _known_type(name: str) -> MeasureType | None:
 
 
 class _Formatter(string.Formatter):
-    """Fills `{name}`, `{name:.1%}` and `{this|else_that}`; a value that is None reads "not recorded"."""
+    """Fills `{name}`, `{name:.1%}` and `{this|else_that}`.
+
+    A value that is None reads "at least LOW" or "at most HIGH" where a bound is known, else "not recorded".
+    """
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return next((kwargs[name] for name in str(key).split("|") if kwargs.get(name) is not None), None)
+        names = str(key).split("|")
+        value = next((kwargs[name] for name in names if kwargs.get(name) is not None), None)
+        return _bound(names[0], kwargs) if value is None else value
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if value is None:
             return "not recorded"
+        if isinstance(value, tuple):
+            return f"{value[0]} {self.format_field(value[1], format_spec)}"
         if isinstance(value, float) and not format_spec:
             return f"{value:.0f}" if value.is_integer() and abs(value) < 1e6 else f"{value:.3g}"
         return str(format(value, format_spec))
+
+
+def _bound(name: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
+    low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+    return ("at least", low) if low is not None else ("at most", high) if high is not None else None
 
 
 def render(template: str, values: Values) -> str:

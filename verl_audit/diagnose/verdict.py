@@ -176,8 +176,8 @@ def _working(judged: Mapping[Cause, Judgement], risks: Sequence[Cause]) -> str:
 def _missing(judged: Mapping[Cause, Judgement], symptom: Symptom) -> tuple[str, ...]:
     """Signals that would decide what is open, and the baseline when harm could not be tested for want of one."""
     names = [m for c in CAUSES if judged[c].status == "cannot_tell" for m in judged[c].missing]
-    if symptom.state == "untested":
-        names.append("baseline" if symptom.per_update is None and "baseline" in symptom.because else "validation")
+    if symptom.state == "untested" and symptom.wants:
+        names.append(symptom.wants)
     return tuple(dict.fromkeys(names))
 
 

@@ -96,8 +96,8 @@ def load(con: duckdb.DuckDBPyConnection, run: str, facts: Mapping[str, Scalar | 
             for lab in sorted(set(label[mine]))
         }
     standing = con.execute(
-        "SELECT signal, any_value(inert_because), any_value(corrupt_because) FROM key_map "
-        "WHERE run = ? AND signal IS NOT NULL GROUP BY signal",
+        "SELECT signal, min(inert_because), min(corrupt_because) FROM key_map "
+        "WHERE run = ? AND signal IS NOT NULL GROUP BY signal ORDER BY signal",
         [run],
     ).fetchall()
     inert = {s: why for s, why, _ in standing if why}

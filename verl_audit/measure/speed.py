@@ -48,6 +48,8 @@ class Symptom:
     """Interval of the step from which the run falls behind."""
     single: SingleRun | None = None
     caveats: tuple[str, ...] = ()
+    wants: str = ""
+    """What would make an untested run testable: `baseline` or `validation`."""
 
 
 def symptom(
@@ -63,11 +65,12 @@ def symptom(
         return _alone(run, switch_step if switch_step is not None else _switch(run), admissible)
     evidence, curves, notes = _curves(run, baselines, admissible)
     if evidence is None:
-        return Symptom("untested", notes[0], caveats=tuple(notes[1:]))
+        return Symptom("untested", notes[0], caveats=tuple(notes[1:]), wants="validation")
     points = MIN_VALIDATION if evidence == "validation" else MIN_SIDE
     speed = learning_speed(curves[0], curves[1:], run_sd=run_sd, min_points=points)
     if isinstance(speed, Untestable):
-        return Symptom("untested", speed.reason, evidence, caveats=tuple(notes))
+        wants = "baseline" if evidence == "validation" else "validation"
+        return Symptom("untested", speed.reason, evidence, caveats=tuple(notes), wants=wants)
     gap = (
         end_gap(curves[0], curves[1], run_sd=run_sd)
         if evidence == "validation"
@@ -213,16 +216,18 @@ def _switch(run: RunData) -> float | None:
 
 def _alone(run: RunData, switch_step: float | None, admissible: bool | None) -> Symptom:
     if switch_step is None:
-        return Symptom("untested", CANNOT_TELL)
+        return Symptom("untested", CANNOT_TELL, wants="baseline")
     if admissible is False:
         return Symptom(
             "untested",
             "trained reward is inadmissible, since more than 5 % of groups were evicted; give a baseline",
+            wants="baseline",
         )
     curve = run.get("score_trained", "reward_trained")
     found = single_run(Curve(curve.step, curve.value), switch_step)
     state: State = "slower" if found.slowed else "untested"
-    return Symptom(state, f"at the switch at step {switch_step:.0f}: {found.reason}", "single_run", single=found)
+    because = f"at the switch at step {switch_step:.0f}: {found.reason}"
+    return Symptom(state, because, "single_run", single=found, wants="baseline")
 
 
 def speed_measures(found: Symptom) -> Iterator[Measure]:

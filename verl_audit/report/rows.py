@@ -14,6 +14,8 @@ from rich.text import Text
 
 def print_rows(store: duckdb.DuckDBPyConnection, query: str, form: str, console: Console) -> None:
     """Run `query` and print what it returns; `form` is table, csv or json (one object a line)."""
+    if not store.extract_statements(query):
+        raise duckdb.InvalidInputException("the query holds no statement")
     result = store.execute(query)
     names = [column[0] for column in result.description or ()]
     rows = result.fetchall()

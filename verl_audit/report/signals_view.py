@@ -17,9 +17,9 @@ MAX_UNKNOWN = 30
 NUMBERS = ("points", "first_step", "last_step", "last")
 _ROWS = """
 SELECT s.signal, s.label, s.key, count(*) AS points, min(s.step) AS first_step, max(s.step) AS last_step,
-       arg_max(s.value, s.step) AS last, bool_and(s.derived) AS derived, any_value(k.unit_kind) AS unit_kind,
-       any_value(k.against) AS against, any_value(k.contains) AS contains,
-       any_value(k.inert_because) AS inert_because, any_value(k.corrupt_because) AS corrupt_because
+       arg_max(s.value, s.step) AS last, bool_and(s.derived) AS derived, min(k.unit_kind) AS unit_kind,
+       min(k.against) AS against, min(k.contains) AS contains,
+       min(k.inert_because) AS inert_because, min(k.corrupt_because) AS corrupt_because
 FROM signals s LEFT JOIN key_map k ON k.run = s.run AND k.key = s.key
 WHERE s.role = 'run' GROUP BY s.signal, s.label, s.key
 UNION ALL

@@ -190,7 +190,7 @@ def _shift(con: duckdb.DuckDBPyConnection, run: str, axis_keys: list[str], step_
     con.execute(
         """
         UPDATE raw_metrics r SET axis_step = axis.value::BIGINT
-        FROM (SELECT source_id, segment, record, any_value(value) AS value FROM raw_metrics
+        FROM (SELECT source_id, segment, record, max(value) AS value FROM raw_metrics
               WHERE key IN (SELECT unnest(?)) AND isfinite(value) GROUP BY ALL) axis
         JOIN segments s USING (source_id, segment) JOIN sources o USING (source_id)
         WHERE r.source_id = axis.source_id AND r.segment = axis.segment AND r.record = axis.record
