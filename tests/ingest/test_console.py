@@ -343,3 +343,25 @@ def test_config_echo_cut_off_is_a_problem() -> None:
 def test_unreadable_file_is_a_problem(tmp_path: Path) -> None:
     (parsed,) = console.read(tmp_path / "missing.log")
     assert problem_kinds(parsed) == ["unreadable"]
+
+
+def _echo(experiment: str) -> str:
+    return f"{{'actor_rollout_ref': {{}},\n 'trainer': {{'project_name': 'p', 'experiment_name': '{experiment}'}}}}\n"
+
+
+def test_a_configuration_of_another_name_starts_another_run(tmp_path: Path) -> None:
+    log = tmp_path / "both.log"
+    first, second = "step:1 - a/b:0.25\nstep:2 - a/b:0.5\n", "step:1 - a/b:0.75\n"
+    log.write_text(_echo("one") + first + _echo("two") + second)
+    one, two = console.read(log)
+    assert [p.identity.experiment for p in (one, two)] == ["one", "two"]
+    assert [list(p.metrics.value) for p in (one, two)] == [[0.25, 0.5], [0.75]]
+    assert one.bytes_read + two.bytes_read == log.stat().st_size
+
+
+def test_the_same_configuration_again_is_a_restart_of_one_run(tmp_path: Path) -> None:
+    log = tmp_path / "resumed.log"
+    log.write_text(_echo("one") + "step:5 - a/b:0.25\n" + _echo("one") + "step:4 - a/b:0.5\n")
+    (only,) = console.read(log)
+    assert list(only.metrics.segment) == [0, 1]
+    assert only.identity.experiment == "one"

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from verl_audit.ingest.console_blocks import Block, ConfigEcho, Traceback, Validation
+from verl_audit.ingest.console_blocks import Block, ConfigEcho, Traceback, Validation, identity
 from verl_audit.ingest.model import Event, Parsed
 
 _CHUNK = 4 << 20
@@ -63,25 +63,24 @@ _ROLE = re.compile(rb"\((FullyAsync(?:TaskRunner|Trainer|Rollouter)|OneStepTaskR
 
 
 def read(path: Path) -> list[Parsed]:
-    """Read a console log; never raises."""
-    parsed = Parsed(path, "verl_console")
+    """Read a console log, one `Parsed` a run: a configuration of another name starts the next; never raises."""
+    scanner = _Scanner(Parsed(path, "verl_console"))
     try:
         with path.open("rb") as stream:
-            _scan(stream, parsed)
+            _scan(stream, scanner)
     except OSError as error:
-        parsed.note("unreadable", str(error))
-    return [parsed]
+        scanner.parsed.note("unreadable", str(error))
+    return [*scanner.done, scanner.parsed]
 
 
 def read_bytes(text: bytes, path: Path) -> Parsed:
-    """Read console text from memory; `path` says where it came from."""
-    parsed = Parsed(path, "verl_console")
-    _scan(io.BytesIO(text), parsed)
-    return parsed
+    """Read the console text of one run from memory; `path` says where it came from."""
+    scanner = _Scanner(Parsed(path, "verl_console"), one_run=True)
+    _scan(io.BytesIO(text), scanner)
+    return scanner.parsed
 
 
-def _scan(stream: BinaryIO, parsed: Parsed) -> None:
-    scanner = _Scanner(parsed)
+def _scan(stream: BinaryIO, scanner: _Scanner) -> None:
     base = 0
     while chunk := stream.read(_CHUNK):
         if not chunk.endswith(b"\n"):
@@ -89,8 +88,7 @@ def _scan(stream: BinaryIO, parsed: Parsed) -> None:
         for start, stop in _lines(chunk, scanner):
             scanner.line(chunk[start:stop], base + start)
         base += len(chunk)
-    scanner.finish()
-    parsed.bytes_read = base
+    scanner.finish(base)
 
 
 def _lines(chunk: bytes, scanner: _Scanner) -> Iterator[tuple[int, int]]:
@@ -142,6 +140,10 @@ class _Scanner:
     """State of one pass over a log."""
 
     parsed: Parsed
+    one_run: bool = False
+    done: list[Parsed] = field(default_factory=list)
+    began: int = 0
+    """Where the text of the current run begins."""
     open: list[Block] = field(default_factory=list)
     style: _NumberStyle = field(default_factory=_NumberStyle)
     progress: tuple[int, int, int] | None = None
@@ -262,13 +264,32 @@ class _Scanner:
         for block in blocks:
             self.open.remove(block)
             block.emit(self.parsed)
+            if isinstance(block, ConfigEcho) and not self.one_run:
+                self._turn(block.offset)
 
-    def finish(self) -> None:
-        """Close what is open at the end of the log."""
-        self._close(list(self.open))
+    def _turn(self, offset: int) -> None:
+        """Start the next run when the configuration just read names another one."""
+        names = [identity(dict(c.tree)) for c in self.parsed.configs[-2:]]
+        if len(names) < 2 or not all(n.experiment for n in names) or names[0] == names[1]:
+            return
+        following = Parsed(self.parsed.path, self.parsed.format, identity=names[1])
+        following.configs.append(self.parsed.configs.pop())
+        self.parsed.identity = names[0]
+        self._end(offset)
+        self.done.append(self.parsed)
+        self.parsed, self.began, self.step = following, offset, None
+        self.style, self.progress, self.roles = _NumberStyle(), None, set()
+
+    def _end(self, offset: int) -> None:
         self._flush_progress()
         if self.style.rounded:
             self.parsed.metrics.mark_rounded()
+        self.parsed.bytes_read = offset - self.began
+
+    def finish(self, size: int) -> None:
+        """Close what is open at the end of the log, which has `size` bytes."""
+        self._close(list(self.open))
+        self._end(size)
 
 
 def _by_process(segment: bytes) -> list[bytes]:
