@@ -180,16 +180,17 @@ def _clear_mismatch(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ..
             found = f"{words} is {level:.4f} over {_steps(steps)}, limit {limit}"
             return (found, ()) if enough or _small_in_all(measures) else ("", (LAG0_GAP,))
     total = _value(measures, "gap_prob_mean")
-    if total is not None and total <= 0.005:
+    if total is not None and total <= 0.005 and _small_in_all(measures):
         return f"probability difference {total:.4f}, staleness included", ()
     return "", _wants(measures, "gap_prob_lag0") or (LAG0_GAP,)
 
 
 def _small_in_all(measures: Mapping[str, Measure], cause: Cause = "mismatch") -> bool:
-    """Whether gap or signal loss, staleness included, leave no room for a mismatch or for other weights."""
+    """Whether signal loss, else gap, staleness included, leaves no room for a mismatch or for other weights."""
     total, loss = _value(measures, "gap_prob_mean"), _value(measures, "off_policy_loss")
-    fine = total is not None and total <= GAP_FINE["gap_prob_lag0"][0]
-    return fine or (loss is not None and loss < MARGIN * D0[cause])
+    if loss is not None:  # the better gauge: a difference of probabilities hides rare tokens
+        return loss < MARGIN * D0[cause]
+    return total is not None and total <= GAP_FINE["gap_prob_lag0"][0]
 
 
 def _steps(n: int | None) -> str:
@@ -203,7 +204,7 @@ def _clear_staleness(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, .
     )
     if furthest == 0:
         return f"every trajectory was trained at lag 0 ({measures['lag0_steps'].number() or 0:.0f} steps)", ()
-    if measures["is_async"].value is False:
+    if furthest is None and measures["is_async"].value is False:
         return f"rollouts do not overlap training (trainer {measures['trainer'].value})", ()
     most = measures["damage_staleness"].high
     if most is not None and most < MARGIN * D0["staleness"]:

@@ -150,6 +150,9 @@ def _split(run: RunData, baselines: Sequence[RunData], loss: float | None, share
     part = share.number()
     base = [x for x in (off_policy_loss(b, None) for b in baselines if _is_on_policy(b)) if x is not None]
     floor = float(np.mean(base)) if base else 0.0
+    if loss is not None and part is not None and base and not on_policy and not len(_own_level(run)):
+        yield from _split_by_baseline(loss, share, floor)
+        return
     if loss is None or part is None:
         yield measured("damage_mismatch", None, low=0.0 if loss is not None else None, high=loss)
     else:
@@ -166,6 +169,18 @@ def _split(run: RunData, baselines: Sequence[RunData], loss: float | None, share
             low=(1 - (share.high or 0)) * loss,
             high=(1 - (share.low or 0)) * loss,
         )
+
+
+def _split_by_baseline(loss: float, share: Measure, floor: float) -> Iterator[Measure]:
+    """Without a lag-0 step of its own a run is taken to have its baseline's mismatch; the rest is staleness."""
+    low, high = share.low or 0.0, share.high or 0.0
+    yield measured("damage_mismatch", 0.0, low=0.0, high=max(0.0, high * loss - floor))
+    beyond = max(0.0, loss - floor)
+    yield measured("damage_staleness", beyond, low=min(beyond, (1 - high) * loss), high=max(beyond, (1 - low) * loss))
+
+
+def _own_level(run: RunData) -> Array:
+    return at_lag0(run, run.get(*GAPS)).value
 
 
 def _is_on_policy(run: RunData) -> bool:

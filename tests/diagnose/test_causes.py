@@ -1,0 +1,246 @@
+"""How causes are weighed: symptom, rules that fired, damage and what is missing, as a decision table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.diagnose.judged import FASTER, SOUND, SYMPTOMS, finding, measures
+from verl_audit.diagnose.causes import D0, EVIDENCE, MARGIN, Judgement, evidence, weigh
+from verl_audit.diagnose.evaluate import Finding
+from verl_audit.diagnose.rules import CAUSES, Cause
+from verl_audit.measure.model import Measure
+from verl_audit.measure.speed import Symptom
+
+LARGE: Mapping[Cause, Mapping[str, Any]] = {
+    "mismatch": {"damage_mismatch": 0.1, "gap_prob_lag0": 0.05},
+    "staleness": {"damage_staleness": 0.1},
+    "eviction": {"damage_eviction": 0.3, "evicted_share": 0.4},
+    "sync": {"off_policy_loss": 0.2, "sync_share": 0.3},
+}
+"""Measures that show a cause at full damage; sync needs a rule besides."""
+
+
+def judge(
+    over: Mapping[str, Any] | None = None, findings: Sequence[Finding] = (), symptom: Symptom = SYMPTOMS["slower"]
+) -> dict[Cause, Judgement]:
+    return weigh(measures(over), findings, symptom)
+
+
+def status(
+    cause: Cause,
+    over: Mapping[str, Any] | None = None,
+    findings: Sequence[Finding] = (),
+    symptom: Symptom = SYMPTOMS["slower"],
+) -> tuple[str, bool]:
+    judged = judge(over, findings, symptom)[cause]
+    return judged.status, judged.risk
+
+
+def proof(cause: Cause) -> list[Finding]:
+    return [finding("sync", "high")] if cause == "sync" else []
+
+
+def test_evidence_is_even_at_d0_and_reached_at_the_margin() -> None:
+    for cause in CAUSES:
+        assert evidence(D0[cause], cause) == pytest.approx(0.5)
+        assert evidence(MARGIN * D0[cause], cause) == pytest.approx(EVIDENCE)
+        assert evidence(0.0, cause) == evidence(-1.0, cause) == 0
+
+
+def test_a_sound_run_is_cleared_of_everything() -> None:
+    for symptom in SYMPTOMS.values():
+        judged = judge(symptom=symptom)
+        assert {c: (j.status, j.risk) for c, j in judged.items()} == dict.fromkeys(CAUSES, ("cleared", False))
+        assert all(j.because and not j.missing for j in judged.values())
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize(
+    ("symptom", "expected"),
+    [
+        (SYMPTOMS["slower"], ("implicated", True)),
+        (SYMPTOMS["not_shown"], ("cannot_tell", True)),
+        (FASTER, ("cleared", True)),
+        (SYMPTOMS["unclear"], ("cannot_tell", True)),
+        (SYMPTOMS["untested"], ("cannot_tell", True)),
+    ],
+)
+def test_damage_names_a_cause_only_where_harm_is_shown(
+    cause: Cause, symptom: Symptom, expected: tuple[str, bool]
+) -> None:
+    assert status(cause, LARGE[cause], proof(cause), symptom) == expected
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("severity", ["medium", "high", "critical"])
+def test_a_rule_that_fired_without_damage_is_a_risk_and_no_cause(cause: Cause, severity: str) -> None:
+    lost = {f"damage_{cause}": None, "off_policy_loss": None}
+    judged = judge(lost, [finding(cause, severity)])[cause]
+    assert (judged.status, judged.risk, judged.at_work) == ("cannot_tell", True, ("a-rule",))
+
+
+@pytest.mark.parametrize("severity", ["info", "low"])
+def test_notes_change_no_judgement(severity: str) -> None:
+    for cause in CAUSES:
+        assert status(cause, findings=[finding(cause, severity)]) == ("cleared", False)
+
+
+def test_a_rule_of_another_cause_is_no_evidence() -> None:
+    assert status("mismatch", findings=[finding("staleness"), finding("health", "critical")]) == ("cleared", False)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize("broken", ["error", "insufficient", "not_applicable", "clear"])
+def test_only_a_measurement_clears_and_never_the_state_of_a_rule(cause: Cause, broken: Any) -> None:
+    """A broken rule is no pass: with nothing measured all rules clear leave the cause open."""
+    outcome = [finding(cause, "high", broken, f"rule-{i}") for i in range(3)]
+    nothing = dict.fromkeys([n for n in SOUND if n != "steps_logged"])
+    assert status(cause, nothing, outcome) == ("cannot_tell", False)
+
+
+NEEDED: Mapping[Cause, Sequence[tuple[str, ...]]] = {
+    "mismatch": [("gap_prob_lag0", "gap_prob_mean")],
+    "staleness": [("off_policy_loss", "damage_staleness")],
+    "eviction": [("evicted_share", "stale_groups"), ("evicted_share", "failed_groups")],
+    "sync": [("sync_share",), ("gap_trend",), ("lag_max_slope",)],
+}
+
+
+@pytest.mark.parametrize(("cause", "gone"), [(c, gone) for c in CAUSES for gone in NEEDED[c]])
+@pytest.mark.parametrize("symptom", SYMPTOMS.values(), ids=SYMPTOMS.keys())
+def test_a_missing_signal_never_clears(cause: Cause, gone: tuple[str, ...], symptom: Symptom) -> None:
+    judged = judge(dict.fromkeys(gone), symptom=symptom)[cause]
+    assert judged.status == "cannot_tell"
+    assert judged.missing
+
+
+@given(
+    gone=st.sets(st.sampled_from([n for n in SOUND if n not in ("trainer", "is_async")])),
+    fired=st.sets(st.sampled_from(CAUSES)),
+    damaged=st.sets(st.sampled_from(CAUSES)),
+    state=st.sampled_from(list(SYMPTOMS)),
+)
+@settings(derandomize=True, deadline=None, max_examples=150)
+def test_the_contract_holds_everywhere(gone: set[str], fired: set[Cause], damaged: set[Cause], state: str) -> None:
+    over = {k: v for cause in sorted(damaged) for k, v in LARGE[cause].items()} | dict.fromkeys(gone)
+    symptom = SYMPTOMS[state]  # type: ignore[index]
+    judged = judge(over, [finding(c, "high") for c in CAUSES if c in fired], symptom)
+    assert list(judged) == list(CAUSES)
+    implicated = [c for c in CAUSES if judged[c].status == "implicated"]
+    assert len(implicated) <= 1
+    for cause, found in judged.items():
+        named = found.status in ("implicated", "contributing")
+        assert not named or (state == "slower" and found.damage is not None and found.risk)
+        assert not (found.status == "contributing" and not implicated)
+        assert not (cause in fired and not found.risk)
+        assert not (found.status == "cleared" and found.missing)
+        assert found.because and "None" not in found.because and "nan" not in found.because
+        if found.damage is not None:
+            assert found.damage[1] <= found.damage[0] <= found.damage[2]
+
+
+# -- weighing against each other --------------------------------------------------------------------------------
+
+
+def test_the_larger_damage_is_the_cause_and_a_fifth_of_the_sum_contributes() -> None:
+    over = {**LARGE["mismatch"], **LARGE["eviction"]}
+    judged = judge(over)
+    assert (judged["eviction"].status, judged["mismatch"].status) == ("implicated", "contributing")
+    judged = judge({**over, "damage_mismatch": 0.03})
+    assert (judged["eviction"].status, judged["mismatch"].status) == ("implicated", "cannot_tell")
+    assert judged["mismatch"].risk
+
+
+def test_a_sync_fault_explains_the_loss_it_makes() -> None:
+    over = {**LARGE["staleness"], "off_policy_loss": 0.2}
+    judged = judge(over, [finding("sync", "high")])
+    assert judged["sync"].status == "implicated"
+    assert judged["staleness"].damage == pytest.approx((0.02, 0.02, 0.02))
+    assert judged["staleness"].status not in ("implicated", "contributing")
+
+
+def test_a_slow_sync_alone_costs_no_signal() -> None:
+    judged = judge({"sync_share": 0.4}, [finding("sync", "medium")])["sync"]
+    assert (judged.status, judged.risk, judged.damage) == ("cannot_tell", True, (0.0, 0.0, 0.0))
+
+
+# -- what clears ------------------------------------------------------------------------------------------------
+
+
+def of(name: str, value: float | None, low: float | None = None, high: float | None = None, n: int = 30) -> Measure:
+    return Measure(name, value, low=low, high=high, n=n, missing="" if value is not None else "unknown")
+
+
+def test_one_lag_0_step_before_the_first_sync_does_not_clear_what_came_after() -> None:
+    """Step 1 samples come from the initial weights: a gap of .2 after it may be what the syncs delivered."""
+    over = {"gap_prob_lag0": of("gap_prob_lag0", 0.004, n=1), "gap_prob_mean": 0.2, "off_policy_loss": 0.05}
+    judged = judge(over)
+    assert judged["mismatch"].status == judged["sync"].status == "cannot_tell"
+    assert judged["mismatch"].missing == ("gap_at_lag0",)
+    later = judge({**over, "gap_after_first_sync": 1.1})
+    assert later["mismatch"].status == "cleared"
+    small = judge({**over, "off_policy_loss": 0.002})
+    assert small["mismatch"].status == "cleared"
+
+
+def test_a_small_total_gap_does_not_clear_a_large_loss() -> None:
+    over = {"gap_prob_lag0": None, "gap_prob_mean": 0.004}
+    assert status("mismatch", over)[0] == "cleared"
+    assert status("mismatch", {**over, "off_policy_loss": None})[0] == "cleared"
+    assert status("mismatch", {**over, "off_policy_loss": 0.1})[0] == "cannot_tell"
+
+
+def test_gauges_that_contradict_clear_no_mismatch() -> None:
+    assert status("mismatch", {"gauge_contradiction": 1.5}) == ("cannot_tell", False)
+
+
+@pytest.mark.parametrize(("name", "fine", "raised"), [("gap_logp_lag0", 0.02, 0.021), ("gap_kl_lag0", 0.005, 0.0051)])
+def test_each_gauge_has_its_own_limit(name: str, fine: float, raised: float) -> None:
+    none = {"gap_prob_lag0": None, "gap_prob_mean": None}
+    assert status("mismatch", {**none, name: fine})[0] == "cleared"
+    assert status("mismatch", {**none, name: raised})[0] == "cannot_tell"
+
+
+def test_staleness_is_cleared_by_lag_0_by_a_synchronous_trainer_or_by_a_bound() -> None:
+    nothing = {"damage_staleness": None, "off_policy_loss": None}
+    assert status("staleness", nothing)[0] == "cannot_tell"
+    assert status("staleness", {**nothing, "lag_oldest_max": 0.0})[0] == "cleared"
+    no_lag = {**nothing, "lag_oldest_max": None, "lag_mean": None}
+    assert status("staleness", {**no_lag, "is_async": False})[0] == "cleared"
+    assert status("staleness", {**nothing, "is_async": False})[0] == "cannot_tell"  # the log says lag 2
+    bounded = of("damage_staleness", None, 0.0, 0.02)
+    assert status("staleness", {**nothing, "damage_staleness": bounded})[0] == "cleared"
+    wide = of("damage_staleness", None, 0.0, 0.04)
+    assert status("staleness", {**nothing, "damage_staleness": wide})[0] == "cannot_tell"
+
+
+def test_a_few_evicted_groups_clear_and_an_unknown_share_does_not() -> None:
+    assert status("eviction", {"evicted_share": 0.05, "stale_groups": 9.0})[0] == "cleared"
+    judged = judge({"evicted_share": None, "stale_groups": 9.0, "damage_eviction": None})["eviction"]
+    assert (judged.status, judged.missing) == ("cannot_tell", ("groups_per_step", "evicted_lengths"))
+
+
+def test_sync_is_not_cleared_while_the_gap_grows() -> None:
+    """Weights that never arrive: the mean after step 1 is only twice that of step 1, but it climbs all along."""
+    grows = {"gap_after_first_sync": 2.2, "gap_trend_lag0": 2.2, "gap_trend": 2.2}
+    assert status("sync", grows)[0] == "cannot_tell"
+    assert status("sync", {**grows, "gap_trend_lag0": 1.0})[0] == "cleared"
+    assert status("sync", {"gap_trend": 1.6})[0] == "cannot_tell"
+    assert status("sync", {"gap_after_first_sync": 3.5})[0] == "cannot_tell"
+
+
+def test_sync_is_not_cleared_by_a_slope_nobody_could_measure() -> None:
+    judged = judge({"lag_max_slope": None})["sync"]
+    assert (judged.status, judged.missing) == ("cannot_tell", ("lag_oldest_max",))
+    assert status("sync", {"lag_max_slope": None, "lag_oldest_max": 0.0})[0] == "cleared"
+
+
+@pytest.mark.parametrize("steps", [0, 1, 9, None])
+def test_a_short_run_is_cleared_of_nothing(steps: float | None) -> None:
+    for cause, judged in judge({"steps_logged": steps, "is_async": False, "lag_oldest_max": 0.0}).items():
+        assert judged.status == "cannot_tell", cause

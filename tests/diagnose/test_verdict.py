@@ -1,0 +1,145 @@
+"""The verdict over symptom, causes, health and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.diagnose.judged import FASTER, SOUND, SYMPTOMS, finding, measures
+from tests.diagnose.test_causes import LARGE
+from verl_audit.diagnose.causes import weigh
+from verl_audit.diagnose.coverage import FACTS, NEEDS, TRACES_ONLY
+from verl_audit.diagnose.evaluate import Finding
+from verl_audit.diagnose.rules import CAUSES, Cause
+from verl_audit.diagnose.verdict import Verdict, decide
+from verl_audit.measure.speed import Symptom
+
+SIGNALS = {s for needs in NEEDS.values() for need in needs for s in need} | {*TRACES_ONLY, *FACTS, "baseline"}
+
+
+def verdict(
+    over: Mapping[str, Any] | None = None,
+    findings: Sequence[Finding] = (),
+    symptom: Symptom = SYMPTOMS["slower"],
+) -> Verdict:
+    found = measures(over)
+    return decide(weigh(found, findings, symptom), findings, symptom, found)
+
+
+@pytest.mark.parametrize(
+    ("symptom", "outcome"),
+    [
+        (SYMPTOMS["slower"], "undetermined"),
+        (SYMPTOMS["not_shown"], "none"),
+        (SYMPTOMS["unclear"], "none"),
+        (SYMPTOMS["untested"], "none"),
+    ],
+)
+def test_all_excluded(symptom: Symptom, outcome: str) -> None:
+    found = verdict(symptom=symptom)
+    assert (found.outcome, found.causes, found.risks) == (outcome, (), ())
+    if symptom.state in ("unclear", "untested"):
+        assert found.confidence == "low"
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+@pytest.mark.parametrize(
+    ("symptom", "outcome"),
+    [
+        (SYMPTOMS["slower"], "cause"),
+        (SYMPTOMS["unclear"], "undetermined"),
+        (SYMPTOMS["untested"], "undetermined"),
+        (FASTER, "none"),
+    ],
+)
+def test_one_cause_at_work(cause: Cause, symptom: Symptom, outcome: str) -> None:
+    found = verdict(LARGE[cause], [finding("sync", "high")] if cause == "sync" else [], symptom)
+    assert found.outcome == outcome
+    assert (cause in found.causes) == (outcome == "cause")
+    assert (cause in found.risks) == (outcome != "cause")
+
+
+def test_the_first_cause_is_the_implicated_one() -> None:
+    found = verdict({**LARGE["mismatch"], **LARGE["eviction"]})
+    assert found.causes == ("eviction", "mismatch")
+    assert found.sentence.startswith("Eviction bias, with train-inference mismatch contributing: reward is slower")
+
+
+def test_confidence_needs_validation_and_strong_evidence() -> None:
+    assert verdict(LARGE["mismatch"]).confidence == "medium"
+    assert verdict({**LARGE["mismatch"], "damage_mismatch": 0.02}).confidence == "low"
+    trained = Symptom("slower", "learning speed 0.40", "trained_reward", SYMPTOMS["slower"].per_update)
+    assert verdict(LARGE["mismatch"], symptom=trained).confidence == "low"
+    alone = Symptom("slower", "at the switch", "single_run")
+    assert verdict(LARGE["mismatch"], symptom=alone).confidence == "low"
+
+
+def test_critical_health_beats_everything_and_high_health_only_a_quiet_run() -> None:
+    assert verdict(LARGE["mismatch"], [finding("health", "critical")]).outcome == "other"
+    assert verdict(LARGE["mismatch"], [finding("health", "high")]).outcome == "cause"
+    other = verdict(findings=[finding("health", "high")])
+    assert (other.outcome, other.other, other.causes) == ("other", "title of health", ())
+    assert verdict(findings=[finding("health", "medium")]).outcome == "undetermined"
+    assert verdict(findings=[finding("health", "critical", "error")]).outcome == "undetermined"
+
+
+def test_a_single_run_asks_for_a_baseline() -> None:
+    found = verdict(LARGE["staleness"], symptom=SYMPTOMS["untested"])
+    assert "baseline" in found.missing
+
+
+def test_a_short_run_is_undetermined() -> None:
+    found = verdict({"steps_logged": 1.0}, [finding("staleness")], SYMPTOMS["untested"])
+    assert (found.outcome, found.confidence) == ("undetermined", "low")
+    assert "only 1 training step logged" in found.sentence
+
+
+def test_what_is_missing_is_named() -> None:
+    found = verdict({"sync_share": None, "gap_prob_lag0": None, "gap_prob_mean": None})
+    assert {"time_update_weights", "gap_prob_mean"} <= set(found.missing)
+    assert "train-inference mismatch and weight sync could not be judged" in found.sentence
+
+
+def test_an_unsplit_gap_asks_for_the_gap_at_lag_0() -> None:
+    found = verdict({"gap_prob_lag0": None, "gap_prob_mean": 0.02}, symptom=SYMPTOMS["untested"])
+    assert "gap_at_lag0" in found.missing or "lag_oldest_max" in found.missing
+
+
+OPTIONAL = [n for n in SOUND if n not in ("trainer", "is_async")]
+EVENTS = [("health", "critical"), ("health", "high"), *((c, "high") for c in CAUSES), *((c, "medium") for c in CAUSES)]
+
+
+@given(
+    gone=st.sets(st.sampled_from(OPTIONAL)),
+    damaged=st.sets(st.sampled_from(CAUSES)),
+    events=st.lists(st.sampled_from(EVENTS), max_size=4),
+    status=st.sampled_from(["fired", "fired", "clear", "error", "insufficient"]),
+    state=st.sampled_from(list(SYMPTOMS)),
+)
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_the_contract_holds_everywhere(
+    gone: set[str], damaged: set[Cause], events: list[tuple[str, str]], status: Any, state: Any
+) -> None:
+    over = {k: v for cause in sorted(damaged) for k, v in LARGE[cause].items()} | dict.fromkeys(gone)
+    findings = [finding(cause, severity, status, f"rule-{i}") for i, (cause, severity) in enumerate(events)]
+    found = verdict(over, findings, SYMPTOMS[state])
+    assert (found.outcome == "cause") == bool(found.causes)
+    assert (found.outcome == "other") == (found.other is not None)
+    assert not set(found.causes) & set(found.risks)
+    assert found.outcome != "cause" or state == "slower"
+    assert found.outcome != "none" or state != "slower"
+    assert found.confidence in ("low", "medium", "high")
+    assert set(found.missing) <= SIGNALS
+    assert found.sentence.endswith(".")
+    for text in (found.sentence, found.because, found.other or ""):
+        assert "None" not in text and "nan" not in text and "  " not in text
+    judged = weigh(measures(over), findings, SYMPTOMS[state])
+    open_causes = [c for c in CAUSES if judged[c].status == "cannot_tell" and not judged[c].risk]
+    if found.outcome == "undetermined" and open_causes and "steps_logged" not in gone:
+        assert found.missing, open_causes
+    if found.outcome == "none" and not found.risks and state != "not_shown":
+        assert not open_causes
