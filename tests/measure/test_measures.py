@@ -250,10 +250,10 @@ def test_stale_share_survives_a_restart_of_the_counter() -> None:
 
 
 def test_damage_is_split_in_a_bracket() -> None:
-    lag = {s: float(s > 10) for s in range(1, 41)}
+    lag = {s: float(s > 4) for s in range(1, 41)}
     data = run(ASYNC, lag_oldest_max=lag, gap_prob_mean={s: 0.03 if v else 0.01 for s, v in lag.items()}, ess=0.8)
     found = measures(data)
-    r = 0.01 / (0.03 * 0.75 + 0.01 * 0.25)
+    r = 0.01 / (0.03 * 0.9 + 0.01 * 0.1)
     share = found["mismatch_share"]
     assert (share.low, share.value, share.high) == pytest.approx((r * r, (r + r * r) / 2, r))
     assert found["off_policy_loss"].value == pytest.approx(0.1)
@@ -261,6 +261,15 @@ def test_damage_is_split_in_a_bracket() -> None:
     assert (mismatch.low, mismatch.high) == pytest.approx((0.1 * r * r, 0.1 * r))
     assert (stale.low, stale.high) == pytest.approx((0.1 * (1 - r), 0.1 * (1 - r * r)))
     assert mismatch.value + stale.value == pytest.approx(0.1)  # type: ignore[operator]
+
+
+def test_enough_lag_0_steps_split_the_damage_by_their_own_ess() -> None:
+    lag = {s: float(s > 10) for s in range(1, 41)}
+    data = run(ASYNC, lag_oldest_max=lag, gap_prob_mean=0.03, ess={s: 0.7 if v else 0.98 for s, v in lag.items()})
+    found = measures(data)
+    loss = (1 - (0.7 * 0.75 + 0.98 * 0.25)) / 2
+    assert found["damage_mismatch"].value == pytest.approx(0.01)
+    assert found["damage_staleness"].value == pytest.approx(loss - 0.01)
 
 
 def test_at_lag_0_all_of_the_loss_is_mismatch_less_the_baseline() -> None:

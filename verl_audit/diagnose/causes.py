@@ -106,9 +106,16 @@ def _judge(
         return replace(base, because=f"too few steps to exclude it ({clearing})", missing=())
     if clearing:
         return replace(base, status="cleared", because=clearing, missing=())
-    if missing and damage is None:
-        return replace(base, because=UNSPLIT if LAG0_GAP in missing else "not measured")
-    return replace(base, because="measured, and neither raised nor excluded")
+    return replace(base, because=_left_open(cause, measures, missing, measured=damage is not None))
+
+
+def _left_open(cause: Cause, measures: Mapping[str, Measure], missing: tuple[str, ...], *, measured: bool) -> str:
+    """Why a cause that is not at work is not excluded either."""
+    if cause == "sync" and _censored(measures):
+        return "eviction cuts off the largest lag: a replica left behind would not show in it"
+    if missing and not measured:
+        return UNSPLIT if LAG0_GAP in missing else "not measured"
+    return "measured, and neither raised nor excluded"
 
 
 def _without_harm(symptom: Symptom) -> CauseStatus:
@@ -120,7 +127,7 @@ def _without_harm(symptom: Symptom) -> CauseStatus:
 
 def _work(fired: Sequence[Finding], damage: tuple[float, float, float] | None) -> str:
     """What shows the mechanism: the decisive numbers of the rules that fired, else the damage alone."""
-    words = "; ".join(f.decisive[0].lower() + f.decisive[1:] for f in fired)
+    words = "; ".join(dict.fromkeys(f.decisive[0].lower() + f.decisive[1:] for f in fired))
     return words or f"{(damage or (0.0,))[0]:.1%} of the training signal lost"
 
 
@@ -239,7 +246,7 @@ def _clear_sync(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ...]]:
         (v for v in (_value(measures, n) for n in ("lag_oldest_max", "lag_newest_max")) if v is not None),
         None,
     )
-    follows = furthest == 0 or (slope.low is not None and slope.low <= 0.5)
+    follows = furthest == 0 or (slope.low is not None and slope.low <= 0.5 and not _censored(measures))
     delivered = _delivered(measures)
     if share is not None and share <= 0.1 and follows and delivered:
         return f"syncs take {share:.1%} of the time, the largest lag does not grow, {delivered}", ()
@@ -247,6 +254,13 @@ def _clear_sync(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ...]]:
     missing += [] if follows else [*_wants(measures, "lag_max_slope")] or ["replica_versions"]
     missing += [] if delivered else [*_wants(measures, "gap_after_first_sync")] or ["replica_versions"]
     return "", tuple(dict.fromkeys(missing))
+
+
+def _censored(measures: Mapping[str, Measure]) -> bool:
+    """Whether stale eviction cuts off the largest lag, so that a replica left behind would not show in it."""
+    share = measures["stale_groups_share"]
+    known = share.number() if share.number() is not None else share.low
+    return known is not None and known > 0.05
 
 
 def _delivered(measures: Mapping[str, Measure]) -> str:

@@ -84,13 +84,15 @@ def _cause(
     named: tuple[Cause, ...], judged: Mapping[Cause, Judgement], symptom: Symptom, risks: tuple[Cause, ...]
 ) -> Verdict:
     first = judged[named[0]]
-    damage = (first.damage or (0.0, 0.0, 0.0))[0]
-    shown = symptom.evidence == "validation" and evidence(damage, named[0]) >= 0.8
+    damage, least, _ = first.damage or (0.0, 0.0, 0.0)
+    # both the estimate and the low end of its bracket must be evidence
+    shown = symptom.evidence == "validation" and evidence(damage, named[0]) >= 0.8 and evidence(least, named[0]) >= 0.5
     confidence: Confidence = "low" if symptom.evidence == "single_run" else "medium" if shown else "low"
     level = "from metrics only" if first.evidence_level == "metrics" else "from per-trajectory traces"
     because = f"{level}; {'validation' if symptom.evidence == 'validation' else 'trained reward'} shows the slowdown"
     also = f", with {' and '.join(NAMES[c] for c in named[1:])} contributing" if len(named) > 1 else ""
-    cost = f"{first.because}; {damage:.1%} of the training signal is lost to it"
+    told = "of the training signal" in first.because
+    cost = first.because if told else f"{first.because}; {damage:.1%} of the training signal is lost to it"
     sentence = f"{_upper(NAMES[named[0]])}{also}: reward is slower ({symptom.because}); {cost}."
     return Verdict("cause", named, risks, None, confidence, because, sentence, _missing(judged, symptom))
 
@@ -149,7 +151,7 @@ def _at_risk(
     working = _working(judged, risks)
     if symptom.state == "not_shown" and (not unjudged or _excluded(symptom)):
         sentence = f"{_upper(_harm(symptom))}. As a risk, {working}."
-        confidence: Confidence = "low" if unjudged else "medium"
+        confidence: Confidence = "medium" if _excluded(symptom) and not unjudged else "low"
         return Verdict("none", (), risks, None, confidence, _tested(symptom), sentence, missing)
     left = f" {_upper(_names(unjudged))} could not be judged." if unjudged else ""
     sentence = f"Undetermined: {working}, but {_harm(symptom)}.{left} {_absent(missing)}".rstrip()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import Array, RunData, mean_measure, measured
+from verl_audit.measure.run import Array, RunData, grown, mean_measure, measured
 from verl_audit.measure.stats import Estimate, ar1_mean, fraction, log_ratio, variance_ratio
 
 REASONS = ("stale_groups", "filtered_groups", "failed_groups", "surplus_groups")
@@ -71,7 +71,7 @@ def _overflow(run: RunData) -> float | None:
     if family is not None and family != "fully_async":
         return 0.0
     total = run.get("overflow_groups_total")
-    return float(total.value.max()) if len(total) else None
+    return grown(total.value) if len(total) else None
 
 
 def eviction_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Measure]:
@@ -133,7 +133,7 @@ def _overflow_share(run: RunData) -> Measure:
     lost, made = run.get("overflow_groups_total"), run.get("generated_groups_total")
     if not len(lost) or not len(made) or made.value.max() <= 0:
         return measured("overflow_share", None)
-    return measured("overflow_share", _part_of(float(lost.value.max()), float(made.value.max())))
+    return measured("overflow_share", _part_of(grown(lost.value), grown(made.value)))
 
 
 def _same_data(run: RunData, baselines: Sequence[RunData]) -> bool:

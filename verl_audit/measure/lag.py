@@ -9,8 +9,8 @@ import numpy as np
 
 from verl_audit.measure.gap import GAPS, at_lag0, ess_series, lag0_steps
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import Array, RunData, Series, mean_measure, measured
-from verl_audit.measure.stats import correlation_of_changes, slope
+from verl_audit.measure.run import Array, RunData, Series, grown, mean_measure, measured
+from verl_audit.measure.stats import ar1_mean, correlation_of_changes, slope
 
 LAG_MOVES = 0.05
 """Standard deviation of step-to-step changes of the mean lag (versions) below which it says nothing about the gap."""
@@ -75,12 +75,11 @@ def _lag_against_gap(run: RunData, lag: Series) -> Measure:
 
 
 def _stale_share(run: RunData) -> Measure:
-    """fully_async counts trained rows with lag >= 1 cumulatively; a restart sets the count back to 0."""
+    """fully_async counts trained rows with lag >= 1 cumulatively."""
     total, per_step = run.get("stale_trajectories_total"), run.number("samples_per_step")
     if len(total) < 2 or not per_step:
         return measured("stale_share", None)
-    grown = np.diff(total.value)
-    stale = float(np.where(grown < 0, total.value[1:], grown).sum())
+    stale = grown(total.value) - float(total.value[0])
     trained = per_step * float(total.step[-1] - total.step[0])
     return measured("stale_share", min(stale / trained, 1.0) if trained > 0 else None, n=len(total))
 
@@ -96,7 +95,10 @@ def damage_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Meas
     yield measured("off_policy_loss", loss)
     share = mismatch_share(run, baselines)
     yield share
-    yield from _split(run, baselines, loss, share)
+    by_clip = excess is not None and loss is not None and loss <= excess
+    parts = _split(run, baselines, loss, share, by_clip=by_clip)
+    for name, (value, low, high) in zip(("damage_mismatch", "damage_staleness"), parts, strict=True):
+        yield measured(name, value, low=low, high=high)
 
 
 def _active_clip(run: RunData) -> Array:
@@ -116,9 +118,7 @@ def off_policy_loss(run: RunData, clip_excess: float | None) -> float | None:
 
 def mismatch_share(run: RunData, baselines: Sequence[RunData]) -> Measure:
     """Bracket [r^2, r] of the share there at lag 0; r from lag-0 steps, else from a baseline of equal numerics."""
-    lag = run.get(*MAX_LAG, "lag_mean")
-    steps = lag0_steps(run)
-    if steps is not None and (len(lag) == 0 or not np.any(lag.value > 0)):
+    if _is_on_policy(run):
         return measured("mismatch_share", 1.0 if len(run.train_steps) else None, low=1.0, high=1.0)
     gauge = next((g for g in GAPS if run.has(g)), None)
     level = None if gauge is None else _lag0_level(run, baselines, gauge)
@@ -144,39 +144,45 @@ def _lag0_level(run: RunData, baselines: Sequence[RunData], gauge: str) -> float
     return float(found.mean()) if len(found) else None
 
 
-def _split(run: RunData, baselines: Sequence[RunData], loss: float | None, share: Measure) -> Iterator[Measure]:
-    lag = run.get(*MAX_LAG, "lag_mean")
-    on_policy = lag0_steps(run) is not None and (len(lag) == 0 or not np.any(lag.value > 0))
-    part = share.number()
-    base = [x for x in (off_policy_loss(b, None) for b in baselines if _is_on_policy(b)) if x is not None]
+Range = tuple[float | None, float | None, float | None]
+"""Value, low and high."""
+
+
+def _split(
+    run: RunData, baselines: Sequence[RunData], loss: float | None, share: Measure, *, by_clip: bool
+) -> tuple[Range, Range]:
+    """Damage of mismatch and of staleness.
+
+    Directly from ESS at lag-0 steps where there are enough of them, else by the mismatch share: its bracket from the
+    run's own lag-0 level, or the baseline's level taken as the run's mismatch. What an on-policy baseline loses as
+    well (`floor`) is nobody's damage; a clip excess has its baseline subtracted already.
+    """
+    on_policy_bases = [off_policy_loss(b, None) for b in baselines if _is_on_policy(b)]
+    base = [x for x in on_policy_bases if x is not None and not by_clip]
     floor = float(np.mean(base)) if base else 0.0
-    if loss is not None and part is not None and base and not on_policy and not len(_own_level(run)):
-        yield from _split_by_baseline(loss, share, floor)
-        return
-    if loss is None or part is None:
-        yield measured("damage_mismatch", None, low=0.0 if loss is not None else None, high=loss)
-    else:
-        low, high = ((share.low or 0.0) * loss - floor, (share.high or 0.0) * loss - floor)
-        yield measured("damage_mismatch", max(0.0, part * loss - floor), low=max(0.0, low), high=max(0.0, high))
-    if on_policy:
-        yield measured("damage_staleness", 0.0, low=0.0, high=0.0)
-    elif loss is None or part is None:
-        yield measured("damage_staleness", None, low=0.0 if loss is not None else None, high=loss)
-    else:
-        yield measured(
-            "damage_staleness",
-            (1 - part) * loss,
-            low=(1 - (share.high or 0)) * loss,
-            high=(1 - (share.low or 0)) * loss,
-        )
+    if _is_on_policy(run):
+        rest = None if loss is None else max(0.0, loss - floor)
+        return (rest, rest, rest), (0.0, 0.0, 0.0)
+    if loss is None:
+        return (None, None, None), (None, None, None)
+    direct = ar1_mean(at_lag0(run, ess_series(run)).value)
+    if direct is not None and not by_clip:
+        at0 = [min(loss, max(0.0, (1 - e) / 2)) for e in (direct.value, direct.high, direct.low)]
+        return _ranges([max(0.0, x - floor) for x in at0], [loss - x for x in at0])
+    if share.low is None or share.high is None:
+        return (None, 0.0, loss), (None, 0.0, loss)
+    if base and not len(_own_level(run)):
+        beyond = max(0.0, loss - floor)
+        worst = max(0.0, share.high * loss - floor)
+        stale = (beyond, min(beyond, (1 - share.high) * loss), max(beyond, (1 - share.low) * loss))
+        return (0.0, 0.0, worst), stale
+    parts = ((share.low + share.high) / 2, share.low, share.high)
+    return _ranges([max(0.0, x * loss - floor) for x in parts], [(1 - x) * loss for x in parts])
 
 
-def _split_by_baseline(loss: float, share: Measure, floor: float) -> Iterator[Measure]:
-    """Without a lag-0 step of its own a run is taken to have its baseline's mismatch; the rest is staleness."""
-    low, high = share.low or 0.0, share.high or 0.0
-    yield measured("damage_mismatch", 0.0, low=0.0, high=max(0.0, high * loss - floor))
-    beyond = max(0.0, loss - floor)
-    yield measured("damage_staleness", beyond, low=min(beyond, (1 - high) * loss), high=max(beyond, (1 - low) * loss))
+def _ranges(mismatch: Sequence[float], staleness: Sequence[float]) -> tuple[Range, Range]:
+    """Both as (value, low, high); where mismatch is low, staleness is high."""
+    return (mismatch[0], mismatch[1], mismatch[2]), (staleness[0], staleness[2], staleness[1])
 
 
 def _own_level(run: RunData) -> Array:

@@ -72,7 +72,8 @@ class RunData:
         """Steps at which the trainer logged anything of its own, step 0 left out (validation only)."""
         own = [s.step for name, s in self.series.items() if not name.startswith("validation")]
         steps = np.unique(np.concatenate(own)) if own else np.array([])
-        return steps[steps > 0]
+        # fully_async rows are moved to the version that trained on them, which is 0 for the first
+        return steps if self.facts.get("trainer") == "fully_async" else steps[steps > 0]
 
 
 def load(con: duckdb.DuckDBPyConnection, run: str, facts: Mapping[str, Scalar | None]) -> RunData:
@@ -110,6 +111,14 @@ def _mean_over_labels(step: Array, value: Array) -> Series:
     return Series(
         steps, np.bincount(where, value, len(steps)) / np.maximum(np.bincount(where, minlength=len(steps)), 1)
     )
+
+
+def grown(total: Array) -> float:
+    """What a cumulative count reached in all; a fall is a restart that begins at 0 again."""
+    if not len(total):
+        return 0.0
+    steps = np.diff(total)
+    return float(total[0] + np.where(steps < 0, total[1:], steps).sum())
 
 
 def measured(

@@ -26,7 +26,8 @@ def sync_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Measur
     yield mean_measure("trainer_idle", run.get("trainer_idle_share").value)
     yield mean_measure("rollout_idle", run.get("rollout_idle_share").value)
     lag = run.get("lag_oldest_max", "lag_newest_max")
-    yield measured("lag_max_slope", slope(lag.step, lag.value) if len(lag) >= MIN_SLOPE_STEPS else None)
+    settled = lag.at(lambda s: s > np.median(s)) if len(lag) >= 2 * MIN_SLOPE_STEPS else lag
+    yield measured("lag_max_slope", slope(settled.step, settled.value) if len(lag) >= MIN_SLOPE_STEPS else None)
     payload = run.get("sync_payload_mb")
     yield measured(
         "sync_payload_zero_share",

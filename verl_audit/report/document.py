@@ -255,10 +255,13 @@ def _evidence(f: Finding, store: duckdb.DuckDBPyConnection) -> dict[str, Any] | 
         return None
     if f.status != "fired":
         return {"sql": f.evidence}
+    store.execute("BEGIN")  # rolled back: evidence reads, whatever a user's rule says
     try:
         rows = _rows(store, f.evidence, EVIDENCE_ROWS + 1)
     except duckdb.Error as error:
         return {"sql": f.evidence, "error": str(error).splitlines()[0]}
+    finally:
+        store.execute("ROLLBACK")
     return {"sql": f.evidence, "rows": rows[:EVIDENCE_ROWS], "more": len(rows) > EVIDENCE_ROWS}
 
 
