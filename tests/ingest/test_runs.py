@@ -124,8 +124,30 @@ def test_two_file_logs_in_one_directory_are_two_runs() -> None:
     assert [run.name for run in group_runs(sources, ROOT)] == ["x", "y"]
 
 
-def test_lone_logs_of_different_formats_side_by_side_are_one_run() -> None:
-    sources = [parsed("p/x.jsonl", "verl_jsonl", range(1, 4)), parsed("p/events", "tensorboard", range(1, 4))]
+def test_lone_logs_side_by_side_are_not_joined_for_want_of_a_contradiction() -> None:
+    sources = [parsed("p/x.jsonl", "verl_jsonl", range(1, 9)), parsed("p/events", "tensorboard", range(101, 109))]
+    assert len(group_runs(sources, ROOT)) == 2
+
+
+def test_the_console_of_a_wandb_directory_belongs_to_its_run() -> None:
+    home = "wandb/run-20260101_000000-abc"
+    sources = [
+        parsed(f"{home}/run-abc.wandb", "wandb", [], run_id="abc", experiment="e"),
+        parsed(f"{home}/files/output.log", "verl_console", range(2), digits=3),
+    ]
+    (run,) = group_runs(sources, ROOT)
+    assert run.name == "e"
+
+
+def test_a_run_that_names_itself_is_not_swallowed_by_its_neighbour() -> None:
+    died = Parsed(ROOT / "new" / "console.log", "verl_console", identity=Identity(project="p", experiment="new"))
+    sources = [parsed("old/console.log", "verl_console", range(1, 9), project="p", experiment="old"), died]
+    assert sorted(run.name for run in group_runs(sources, ROOT)) == ["new", "old"]
+
+
+def test_a_moved_file_log_keeps_the_configuration_near_it() -> None:
+    hydra = Parsed(ROOT / ".hydra" / "config.yaml", "hydra", identity=Identity(project="p", experiment="named"))
+    sources = [hydra, parsed("metrics.jsonl", "verl_jsonl", range(1, 9), project="runs", experiment="metrics")]
     assert len(group_runs(sources, ROOT)) == 1
 
 

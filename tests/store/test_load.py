@@ -70,7 +70,7 @@ def kind(con: duckdb.DuckDBPyConnection, key: str = "x") -> str:
 
 def test_the_last_life_wins_per_key_and_not_per_row() -> None:
     con = store(source(JSONL, [(1, {"x": 1.0, "y": 1.5}), (2, {"x": 2.0, "y": 2.5})], [(1, {"x": 9.0})]))
-    assert values(con) == {1: 9.0, 2: 2.0}
+    assert values(con) == {1: 9.0}
     assert values(con, "y") == {1: 1.5, 2: 2.5}
 
 
@@ -92,7 +92,31 @@ def test_an_overlap_that_agrees_is_not_rewritten() -> None:
 def test_lives_in_several_files_follow_the_time_at_which_they_started() -> None:
     late = source(WANDB, [(1, {"x": 2.0})], name="a", identity=Identity(started=200.0))
     early = source(WANDB, [(1, {"x": 1.0}), (2, {"x": 3.0})], name="b", identity=Identity(started=100.0))
-    assert values(store(late, early)) == values(store(early, late)) == {1: 2.0, 2: 3.0}
+    for con in (store(late, early), store(early, late)):
+        assert values(con) == {1: 2.0}, "step 2 is of the branch that was given up"
+        assert con.execute("SELECT step, earlier, later FROM rewritten ORDER BY step").fetchall() == [
+            (1, 1.0, 2.0),
+            (2, 3.0, None),
+        ]
+
+
+def test_a_life_that_went_further_is_given_up_where_the_next_one_begins() -> None:
+    first = [(s, {"x": float(s), "y": 0.5}) for s in range(1, 10)]
+    second = [(4, {"val/x": 1.0}), *((s, {"x": s + 0.5, "y": 0.5}) for s in (5, 6))]
+    con = store(source(JSONL, first, second))
+    assert values(con) == {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 5.5, 6: 6.5}
+    assert sorted(values(con, "y")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_count_left_out_at_0_does_not_survive_from_the_branch_that_was_given_up() -> None:
+    first = [(s, {"x": float(s), "y": 1.0, "evicted": 3.0}) for s in range(1, 8)]
+    con = store(source(JSONL, first, [(s, {"x": s + 0.5, "y": 1.0}) for s in (5, 6)]))
+    assert sorted(values(con, "evicted")) == [1, 2, 3, 4]
+
+
+def test_another_writer_of_other_keys_cuts_nothing() -> None:
+    con = store(source(JSONL, [(s, {"x": float(s), "y": 1.0}) for s in range(1, 5)], [(1, {"other": 1.0})]))
+    assert sorted(values(con)) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])

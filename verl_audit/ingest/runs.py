@@ -14,7 +14,7 @@ from pathlib import Path
 from verl_audit.ingest.model import KINDS, Identity, Parsed
 
 MIN_SHARED = 10
-"""Fewest common (key, step) points on which two sources are compared."""
+"""Fewest common (key, step) points on which two sources are compared: runs from one seed start alike."""
 SAME, ROUNDED = 2e-6, 6e-4
 """Relative tolerance between float32 and float64 copies; absolute one for sources that print three decimals."""
 
@@ -61,6 +61,7 @@ def group_runs(parsed: Sequence[Parsed], root: Path) -> tuple[Run, ...]:
     """Put sources together into runs, in order of first appearance; names are unique."""
     units = [(i, s) for i, p in enumerate(parsed) for s in range(_segments(p))]
     groups = _Groups(units)
+    _join_by_file(groups, parsed, units)
     _join_by_content(groups, parsed, units)
     _join_by_identity(groups, parsed, units)
     _join_lone_segments(groups, parsed, units)
@@ -153,18 +154,47 @@ def _join_named(groups: _Groups, parsed: Sequence[Parsed], unit: Unit) -> None:
             groups.join(unit, other, f"both are named {'/'.join(name)}")
 
 
+def _join_by_file(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
+    """A .wandb file, the console text inside it and the output.log beside it are one run."""
+    homes: dict[Path, Unit] = {}
+    for index, segment in units:
+        path = parsed[index].path
+        if parsed[index].format in ("wandb", "wandb_output"):
+            home = path.parent
+        elif path.name == "output.log" and path.parent.name == "files":
+            home = path.parent.parent
+        else:
+            continue
+        if home in homes:
+            groups.join(homes[home], (index, segment), f"{path.name} lies in the directory of one wandb run")
+        elif path.parent == home and path.parent.name.startswith(("run-", "offline-run-")):
+            homes[home] = (index, segment)
+        elif path.parent == home:
+            _join_same_path(groups, parsed, (index, segment))
+
+
+def _join_same_path(groups: _Groups, parsed: Sequence[Parsed], unit: Unit) -> None:
+    for other in list(groups.parent):
+        if other < unit and parsed[other[0]].path == parsed[unit[0]].path:
+            groups.join(other, unit, f"{parsed[unit[0]].path.name} holds both")
+
+
 def _join_by_directory(groups: _Groups, parsed: Sequence[Parsed], root: Path) -> None:
-    """Attach what carries no metrics, then lone metric sources of different formats lying side by side."""
+    """Attach what carries no metrics to the one run near it, unless it names another run."""
     for key, members in groups.members().items():
-        if not any(len(parsed[i].metrics) for i, _ in members):
-            target = _nearest(groups, parsed, members[0], root)
-            if target is not None:
-                groups.join(key, target, f"{parsed[members[0][0]].path.name} lies with no other run")
-    lone = [m for m in groups.members().values() if any(len(parsed[i].metrics) for i, _ in m)]
-    for position, a in enumerate(lone):
-        for b in lone[position + 1 :]:
-            if _side_by_side(a, b, parsed):
-                groups.join(a[0], b[0], "the only metric sources of that directory, in different formats")
+        if any(len(parsed[i].metrics) for i, _ in members):
+            continue
+        target = _nearest(groups, parsed, members[0], root)
+        if target is not None and not _other_name(members, groups.members()[target], parsed):
+            groups.join(key, target, f"{parsed[members[0][0]].path.name} lies with no other run")
+
+
+def _other_name(a: Sequence[Unit], b: Sequence[Unit], parsed: Sequence[Parsed]) -> bool:
+    """Whether both sides name a run and not the same one; a JSONL is only named by its path, which may be moved."""
+    ours, theirs = (
+        {_strong(parsed[i].identity) for i, _ in side if parsed[i].format != "verl_jsonl"} - {None} for side in (a, b)
+    )
+    return bool(ours) and bool(theirs) and not ours & theirs
 
 
 def _nearest(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path) -> Unit | None:
@@ -183,20 +213,6 @@ def _nearest(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path) 
 
 def _below(path: Path, directory: Path) -> bool:
     return directory in path.parents
-
-
-def _side_by_side(a: Sequence[Unit], b: Sequence[Unit], parsed: Sequence[Parsed]) -> bool:
-    """Same directory, no format in common, no point in common that could contradict, at most one name."""
-    ours, theirs = [parsed[i] for i, _ in a], [parsed[i] for i, _ in b]
-    names = {_strong(p.identity) for p in [*ours, *theirs] if p.format != "verl_jsonl"} - {None}
-    parents = {p.path.parent for p in ours if len(p.metrics)} | {p.path.parent for p in theirs if len(p.metrics)}
-    formats = {p.format for p in ours} & {p.format for p in theirs}
-    return len(parents) == 1 and not formats and len(names) <= 1 and not _contradict(ours, theirs)
-
-
-def _contradict(ours: Sequence[Parsed], theirs: Sequence[Parsed]) -> bool:
-    points = [{p for source in side for seg in fingerprints(source).values() for p in seg} for side in (ours, theirs)]
-    return len(points[0] & points[1]) >= MIN_SHARED
 
 
 def _name(members: Sequence[Unit], parsed: Sequence[Parsed], root: Path) -> str:

@@ -200,11 +200,38 @@ def _shift(con: duckdb.DuckDBPyConnection, run: str, axis_keys: list[str], step_
     )
 
 
+# Every value with its run, its stream (the files of one tracker) and the order of its process life in time.
+_LIVED = """
+CREATE TEMP TABLE lived AS
+SELECT s.run, o.format AS stream, o.precision, o.path, r.* EXCLUDE (step, axis_step), r.axis_step AS step, s.ord
+FROM raw_metrics r JOIN segments s USING (source_id, segment) JOIN sources o USING (source_id)
+"""
+# A later life trained on from a checkpoint: what earlier ones logged from its first step on is of a branch that was
+# given up. The first step counts key by key (a resumed run validates at the step that its forerunner trained); for a
+# key that it never logs its first training step does, if it logs most of what its forerunner did.
+_CUTS = """
+CREATE TEMP TABLE cuts AS
+WITH firsts AS (SELECT run, stream, ord, key, min(step) AS step FROM lived GROUP BY ALL),
+     several AS (SELECT run, stream FROM firsts GROUP BY ALL HAVING count(DISTINCT ord) > 1),
+     begun AS (SELECT run, stream, ord, count(*) AS keys,
+                      min(step) FILTER (NOT regexp_matches(key, '^(val|test)')) AS step
+               FROM firsts SEMI JOIN several USING (run, stream) GROUP BY ALL),
+     pairs AS (SELECT a.run, a.stream, a.ord, b.ord AS later, count(*) AS common
+               FROM firsts a SEMI JOIN several USING (run, stream)
+               JOIN firsts b ON a.run = b.run AND a.stream = b.stream AND a.key = b.key AND b.ord > a.ord
+               GROUP BY ALL)
+SELECT a.run, a.stream, a.ord, a.key, min(coalesce(b.step, f.step)) AS cut
+FROM firsts a JOIN pairs p ON a.run = p.run AND a.stream = p.stream AND a.ord = p.ord
+JOIN begun f ON f.run = p.run AND f.stream = p.stream AND f.ord = p.later
+JOIN begun own ON own.run = a.run AND own.stream = a.stream AND own.ord = a.ord
+LEFT JOIN firsts b ON b.run = a.run AND b.stream = a.stream AND b.ord = p.later AND b.key = a.key
+WHERE b.step IS NOT NULL OR p.common > 0.5 * own.keys
+GROUP BY ALL
+"""
 _STREAMS = """
 CREATE TEMP TABLE streams AS
-SELECT s.run, o.format AS stream, o.precision, o.path, r.* EXCLUDE (step, axis_step), r.axis_step AS step, s.ord,
-       row_number() OVER (PARTITION BY s.run, o.format, r.key, r.axis_step ORDER BY s.ord DESC, r.record DESC) AS age
-FROM raw_metrics r JOIN segments s USING (source_id, segment) JOIN sources o USING (source_id)
+SELECT l.*, row_number() OVER (PARTITION BY l.run, l.stream, l.key, l.step ORDER BY l.ord DESC, l.record DESC) AS age
+FROM lived l LEFT JOIN cuts c USING (run, stream, ord, key) WHERE c.cut IS NULL OR l.step < c.cut
 """
 _METRICS = """
 INSERT INTO metrics
@@ -231,9 +258,10 @@ ORDER BY ALL
 """
 _REWRITTEN = f"""
 INSERT INTO rewritten
-SELECT a.run, a.key, a.step, a.path, b.value, a.value
-FROM streams a JOIN streams b ON a.run = b.run AND a.stream = b.stream AND a.key = b.key AND a.step = b.step
-WHERE a.age = 1 AND b.age > 1 AND a.ord != b.ord AND {_DISAGREE.format(a="a", b="b")}
+SELECT b.run, b.key, b.step, b.path, b.value, a.value
+FROM (SELECT l.* FROM lived l JOIN cuts c USING (run, stream, ord, key) WHERE l.step >= c.cut) b
+LEFT JOIN (SELECT * FROM streams WHERE age = 1) a USING (run, stream, key, step)
+WHERE a.value IS NULL OR {_DISAGREE.format(a="a", b="b")}
 ORDER BY ALL
 """
 _SIGNALS = """
@@ -254,12 +282,12 @@ ANTI JOIN signals s ON s.run = z.run AND s.signal = z.signal AND s.label = z.lab
 
 def finish(con: duckdb.DuckDBPyConnection, mappings: Mapping[str, KeyMapping]) -> None:
     """Reconcile trackers and process lives, derive signals, fill in zeros that were left out, make the wide views."""
-    con.execute(_STREAMS)
-    con.execute(_METRICS)
+    for statement in (_LIVED, _CUTS, _STREAMS, _METRICS):
+        con.execute(statement)
     limits = {"same": AGREE, "rounded": AGREE_ROUNDED}
     con.execute(_DIFFERENCES, limits)
     con.execute(_REWRITTEN, limits)
-    con.execute("DROP TABLE streams")
+    con.execute("DROP TABLE streams; DROP TABLE cuts; DROP TABLE lived")
     con.execute(_SIGNALS)
     con.execute(
         "CREATE TEMP TABLE zero_keys (run VARCHAR, signal VARCHAR, label VARCHAR, key VARCHAR, zero_with VARCHAR)"

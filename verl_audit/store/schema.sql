@@ -52,7 +52,8 @@ CREATE TABLE metrics (run VARCHAR, key VARCHAR, step BIGINT, value DOUBLE, kind 
 -- (run, key, step) that two trackers report differently, beyond what their formats round.
 CREATE TABLE differences (run VARCHAR, key VARCHAR, step BIGINT, source_a VARCHAR, a DOUBLE, source_b VARCHAR, b DOUBLE);
 
--- (run, key, step) that two process lives of one tracker report differently: the later one counts.
+-- Values of an earlier process life that a later one replaced: it began again at or before their step. `later` is what
+-- it logged instead, NULL where it never came to that step. Only these differ from what `metrics` holds.
 CREATE TABLE rewritten (run VARCHAR, key VARCHAR, step BIGINT, source VARCHAR, earlier DOUBLE, later DOUBLE);
 
 -- How each key of a run was understood. mapped: it is a signal; known: understood, no rule needs it; unknown: kept, queryable.
