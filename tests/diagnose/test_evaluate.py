@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from verl_audit import load_rules
 from verl_audit.diagnose.evaluate import Finding, RuleSet, flatten, render
 from verl_audit.diagnose.rules import Rule, RuleError, parse
 from verl_audit.measure.model import Measure
@@ -146,3 +148,30 @@ def test_explanation_is_filled() -> None:
     values = {"a": 12.0, "b": 0.012345, "c": 1.5, "d": None}
     assert render("{a} {b} {c:.2f} {d}", values) == "12 0.0123 1.50 not recorded"
     assert render("{nothing:.1%}", {}) == "not recorded"
+
+
+@pytest.mark.parametrize("value", [10**400, [1.0], {"a": 1}, object(), b"x"])
+def test_a_value_of_no_use_is_null_and_raises_nothing(value: object) -> None:
+    found = {f.rule: f for f in load_rules().evaluate({"sync_share": value, "sync_seconds": 31.0})}
+    assert found["sync-share"].status == "insufficient"
+    assert "sync_share" in found["sync-share"].missing
+
+
+def test_names_that_no_rule_and_no_measure_has_are_listed() -> None:
+    rules = load_rules()
+    given = {
+        "sync_shard": 0.2,
+        "timing_s/update_weights": 3.0,
+        "sync_share": 0.2,
+        "sync_share_low": 0.1,
+        "trainer": "v0",
+    }
+    assert rules.unknown(given) == ("sync_shard", "timing_s/update_weights")
+    assert rules.unknown({"sync_share": 0.2}) == ()
+
+
+def test_threads_may_evaluate_at_the_same_time() -> None:
+    rules = load_rules()
+    given = [{"sync_share": 0.01 * n, "sync_seconds": 31.0} for n in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(rules.evaluate, given)) == [rules.evaluate(m) for m in given]

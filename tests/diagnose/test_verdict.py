@@ -87,6 +87,18 @@ def test_critical_health_beats_everything_and_high_health_only_a_quiet_run() -> 
     assert verdict(findings=[finding("health", "critical", "error")]).outcome == "undetermined"
 
 
+def test_no_cause_is_said_with_medium_confidence_only_where_harm_was_tested_and_nothing_is_open() -> None:
+    tested = verdict(symptom=FASTER)
+    assert (tested.outcome, tested.confidence) == ("none", "medium")
+    assert "a slowdown to 0.50 of its speed would have shown" in tested.because
+    partly = verdict({"sync_share": None}, symptom=FASTER)
+    assert (partly.outcome, partly.confidence) == ("none", "low")
+    unclear = verdict(symptom=SYMPTOMS["unclear"])
+    assert (unclear.confidence, unclear.because) == ("low", "a slowdown is not excluded")
+    alone = verdict(symptom=SYMPTOMS["untested"])
+    assert (alone.confidence, alone.because) == ("low", "harm was not tested")
+
+
 def test_a_single_run_asks_for_a_baseline() -> None:
     found = verdict(LARGE["staleness"], symptom=SYMPTOMS["untested"])
     assert "baseline" in found.missing

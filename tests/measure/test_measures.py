@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from verl_audit.diagnose.rules import builtin_dir, load_files
 from verl_audit.measure.compute import Context, compute
 from verl_audit.measure.eviction import ledger
-from verl_audit.measure.gap import at_lag0, ess_series, lag0_steps
+from verl_audit.measure.gap import at_lag0, ess_series, is_on_policy, lag0_steps
 from verl_audit.measure.lag import in_updates
 from verl_audit.measure.model import Measure, MeasureDef, catalog
 from verl_audit.measure.run import EMPTY, RunData, Series, without_value
@@ -166,6 +166,17 @@ def test_ratio_against_a_baseline() -> None:
     found = measures(ours, theirs)["gap_prob_lag0_ratio"]
     assert found.value == pytest.approx(3, abs=0.1)
     assert found.low is not None and found.high is not None and found.low < 3 < found.high
+
+
+def test_the_log_prob_gap_is_read_whatever_the_lag() -> None:
+    found = measures(run(ASYNC, gap_logp_abs=0.8))
+    assert found["gap_logp_mean"].value == pytest.approx(0.8)
+    assert found["gap_logp_lag0"].value is None
+
+
+def test_on_policy_is_lag_0_in_every_step() -> None:
+    assert is_on_policy(run()) and is_on_policy(run(ASYNC, lag_mean=0.0))
+    assert not is_on_policy(run(ASYNC)) and not is_on_policy(run(ASYNC, lag_mean={1: 0.0, 2: 0.1}))
 
 
 def test_no_ratio_to_a_baseline_that_is_no_level() -> None:
@@ -512,6 +523,90 @@ def test_selected_trained_reward_is_no_evidence() -> None:
     assert found.state == "untested" and "inadmissible" in found.because
 
 
+EVICTING: Mapping[str, Any] = {**ASYNC, "groups_per_step": 16.0}
+
+
+def unvalidated(speed: float, facts: Mapping[str, Any] | None = None, name: str = "r", **more: Points) -> RunData:
+    return replace(learner(speed, facts, 80, **more), labels={}, name=name)
+
+
+def test_the_trained_reward_of_a_baseline_that_evicted_is_no_evidence() -> None:
+    """Selection lifts it, so an equal run would be called slower."""
+    evicted = unvalidated(2.0, EVICTING, "dropper", stale_groups=5.0, failed_groups=0.0)
+    found = symptom_of(unvalidated(1.0), evicted)
+    assert (found.state, found.wants) == ("untested", "validation")
+    assert "since the baseline dropper evicted more than 5 % of its groups" in found.because
+    kept = unvalidated(2.0, EVICTING, stale_groups={1: 1.0}, failed_groups=0.0)
+    assert symptom_of(unvalidated(1.0), kept).state == "slower"
+
+
+def test_an_asynchronous_baseline_with_unknown_evictions_is_no_evidence_either() -> None:
+    found = symptom_of(unvalidated(1.0), unvalidated(2.0, ASYNC, "fast"))
+    assert found.state == "untested"
+    assert "the baseline fast is asynchronous and how many groups it evicted is not known" in found.because
+    nobody = symptom_of(unvalidated(0.3), unvalidated(1.0, {}, "plain"))
+    assert nobody.state == "slower" and "whether the baseline plain evicted groups is not known" in nobody.caveats
+
+
+def test_a_refused_baseline_is_left_out_and_the_others_are_used() -> None:
+    evicted = unvalidated(3.0, EVICTING, "dropper", stale_groups=5.0, failed_groups=0.0)
+    found = symptom_of(unvalidated(1.0), evicted, unvalidated(1.0))
+    assert found.per_update is not None and found.per_update.value == pytest.approx(1, abs=0.1)
+    assert [c for c in found.caveats if "dropper" in c] == [
+        "left out, since the baseline dropper evicted more than 5 % of its groups"
+    ]
+
+
+def test_a_baseline_that_is_asynchronous_or_evicted_is_warned_of() -> None:
+    base = replace(learner(1.0, EVICTING, stale_groups=5.0, failed_groups=0.0), name="b")
+    found = symptom_of(learner(1.0), base)
+    assert found.evidence == "validation"
+    assert [c.partition(", so")[0] for c in found.caveats[:2]] == [
+        "the baseline b is itself asynchronous",
+        "the baseline b evicted more than 5 % of its groups",
+    ]
+    assert not any("baseline" in c for c in symptom_of(learner(1.0), learner(1.0)).caveats)
+
+
+def test_only_validation_points_in_the_steps_of_all_runs_count() -> None:
+    """Eleven points, but the run ends where the baseline has four of them."""
+    sparse = run(validation={s: 1 - math.exp(-s / 100) for s in range(0, 220, 20)})
+    short = run(validation={s: 1 - math.exp(-s / 100) for s in range(0, 80, 5)}, grad_norm=1.0)
+    found = symptom_of(short, sparse)
+    assert found.evidence is None and found.because.startswith("only 4 validation points in common")
+    dense = run(validation={s: 1 - math.exp(-s / 100) for s in range(0, 220, 10)})
+    assert symptom_of(short, dense).evidence == "validation"
+
+
+@pytest.mark.parametrize(
+    ("facts", "advice"),
+    [
+        ({}, "trainer.test_freq=9 gives them in 79 steps"),
+        ({"total_steps": 200.0}, "trainer.test_freq=25 gives them in 200 steps"),
+        ({"total_steps": 200.0, "test_freq": 50.0}, "trainer.test_freq=25 instead of 50 gives them in 200 steps"),
+        ({"total_steps": 200.0, "test_freq": 20.0}, "at step 160 they are there"),
+        ({"total_steps": 200.0, "test_freq": -1.0}, "trainer.test_freq=25 gives them in 200 steps"),
+    ],
+)
+def test_the_advised_test_freq_gives_eight_points(facts: Mapping[str, Any], advice: str) -> None:
+    both = [unvalidated(speed, {**SYNC, **facts}) for speed in (0.4, 1.0)]
+    assert advice in " ".join(symptom_of(*both).caveats)
+
+
+def test_a_baseline_that_rises_too_little_is_said_with_its_steps() -> None:
+    flat = run(score_trained=noisy(0.5, 0.05, 50))
+    found = symptom_of(unvalidated(1.0), flat)
+    assert found.because == "over steps 1 to 50 the baseline's trained reward rises too little to measure a speed"
+    falls = run(score_trained={s: 1 - 0.01 * s for s in range(1, 51)})
+    assert "over steps 1 to 50 the baseline's trained reward falls" in symptom_of(unvalidated(1.0), falls).because
+
+
+def test_the_onset_is_in_whole_steps() -> None:
+    found = symptom_of(learner(0.2), learner(1.0)).onset
+    assert found is not None
+    assert all(bound == int(bound) for bound in found)
+
+
 def test_alone_nothing_is_shown() -> None:
     assert symptom_of(learner(0.3)).state == "untested"
 
@@ -538,6 +633,16 @@ def test_flat_rewards_and_constant_lengths() -> None:
     assert value(run(response_length_min=low, response_length_max=high), "length_constant_steps") == pytest.approx(
         2 / 3
     )
+
+
+@pytest.mark.parametrize(("bad", "tail"), [((38, 39, 40), 3), ((40,), 1), ((20, 39), 0), ((), 0), (range(1, 41), 40)])
+def test_the_nonfinite_tail_ends_at_the_last_step_that_logs_the_vitals(bad: Sequence[int], tail: int) -> None:
+    finite = {s: 1.0 for s in range(1, 41) if s not in bad}
+    data = replace(run(grad_norm=finite, validation={0: 0.1, 50: 0.2}), nonfinite={"grad_norm": tuple(bad)})
+    assert value(data, "nonfinite_tail") == tail
+    both = replace(run(grad_norm=1.0), nonfinite={"pg_loss": tuple(bad)})
+    assert value(both, "nonfinite_tail") == tail
+    assert value(run(validation=1.0), "nonfinite_tail") is None
 
 
 def test_step_0_is_no_training_step() -> None:

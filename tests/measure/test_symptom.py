@@ -162,10 +162,10 @@ def test_a_baseline_that_does_not_learn_is_untestable() -> None:
     for y in (np.zeros(200), np.full(200, 0.3)):
         found = learning_speed(run, [Curve(X, y)])
         assert isinstance(found, Untestable)
-        assert "does not learn" in found.reason
+        assert "rises too little" in found.reason and found.flaw == "flat"
     falling = learning_speed(run, [noisy(rng, 1 - saturating(X))])
     assert isinstance(falling, Untestable)
-    assert "falls" in falling.reason
+    assert "falls" in falling.reason and falling.flaw == "falls"
 
 
 def test_a_lower_start_is_not_slowness() -> None:

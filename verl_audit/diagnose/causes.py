@@ -7,6 +7,7 @@ works without shown harm is a *risk*; *cleared* needs a measurement that exclude
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -29,9 +30,17 @@ FEW_LAG0 = 8
 """Lag-0 steps below which one must come after the first sync: in most asynchronous runs only step 1 has lag 0, whose
 samples come from the initial weights and say nothing of what the syncs delivered."""
 LAG0_GAP = "gap_at_lag0"
-UNSPLIT = "the gap is logged, but too seldom at lag 0 to tell mismatch from staleness"
+UNSPLIT_RULE = "mismatch-or-staleness-unsplit"
+"""Reports a raised gap with unknown lag; while it does, a bound on the loss alone does not clear staleness."""
 MARGIN = math.exp(math.log(EVIDENCE / (1 - EVIDENCE)) / 2.5)
 """D / D0 at which the evidence reaches EVIDENCE: 1.18."""
+CLEARLY_BELOW = 0.5
+"""Share of D0 up to which a bound on the damage excludes a cause: the evidence is then at most 0.15."""
+GROWTH = 1.5
+"""Late over early gap above which weights may not have been delivered."""
+SLOPE_FLAT, SLOPE_FROZEN = 0.1, 0.5
+"""Slopes of the largest lag (versions per version): up to the first nothing is left behind, above the second a rule
+says that something is."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +84,7 @@ def _damage(
     """Damage of one cause. A sync fault explains the off-policy loss it makes: the other two keep a fifth of theirs."""
     broken = bool(_fired(findings, "sync", "high"))
     if cause == "sync":
-        loss = measures["off_policy_loss"].number()
-        return (0.0, 0.0, 0.0) if not broken else None if loss is None else (loss, 0.0, loss)
+        return _sync_damage(measures, broken=broken)
     found = measures[f"damage_{cause}"]
     value = found.number()
     if value is None:
@@ -84,6 +92,15 @@ def _damage(
     keep = 0.2 if broken and cause in ("mismatch", "staleness") else 1.0
     low, high = (value if bound is None else bound for bound in (found.low, found.high))
     return keep * value, keep * low, keep * high
+
+
+def _sync_damage(measures: Mapping[str, Measure], *, broken: bool) -> tuple[float, float, float] | None:
+    """Without a fault 0, if anything that could have shown one was measured."""
+    loss = _value(measures, "off_policy_loss")
+    if broken:
+        return None if loss is None else (loss, 0.0, loss)
+    seen = any(_value(measures, name) is not None for name in ("sync_share", "lag_max_slope", "gap_after_first_sync"))
+    return (0.0, 0.0, 0.0) if seen else None
 
 
 def _judge(
@@ -96,6 +113,8 @@ def _judge(
     fired = _fired(findings, cause)
     strong = damage is not None and evidence(damage[0], cause) >= EVIDENCE
     clearing, missing = _clearing(cause, measures)
+    if cause == "staleness" and any(f.rule == UNSPLIT_RULE and f.status == "fired" for f in findings):
+        clearing, missing = _unless_unsplit(measures, clearing, missing)
     short = (measures["steps_logged"].number() or 0) < FEW_STEPS
     base = Judgement("cannot_tell", bool(fired) or strong, damage, "metrics", "", missing, tuple(f.rule for f in fired))
     if symptom.state == "slower" and strong:
@@ -109,13 +128,59 @@ def _judge(
     return replace(base, because=_left_open(cause, measures, missing, measured=damage is not None))
 
 
+def _unless_unsplit(
+    measures: Mapping[str, Measure], clearing: str, missing: tuple[str, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """While a raised gap is split between mismatch and staleness by nothing, only the lag itself clears staleness."""
+    if not clearing or _overlap_free(measures) or _value(measures, "lag0_steps") is not None:
+        return clearing, missing
+    return "", _wants(measures, "lag_mean") or (LAG0_GAP,)
+
+
 def _left_open(cause: Cause, measures: Mapping[str, Measure], missing: tuple[str, ...], *, measured: bool) -> str:
     """Why a cause that is not at work is not excluded either."""
-    if cause == "sync" and _censored(measures):
+    known = {"mismatch": _open_mismatch, "staleness": _open_staleness, "sync": _open_sync}.get(cause)
+    return (known(measures) if known else "") or (
+        "not measured" if missing and not measured else "measured, and neither raised nor excluded"
+    )
+
+
+def _open_mismatch(measures: Mapping[str, Measure]) -> str:
+    gap = _gap_in_words(measures)
+    if not gap or _value(measures, "damage_mismatch") is not None:
+        return ""
+    steps = _value(measures, "lag0_steps")
+    why = "lag unknown" if steps is None else f"{_steps(round(steps))} at lag 0"
+    return f"the gap is {gap}, {why}: mismatch or staleness"
+
+
+def _gap_in_words(measures: Mapping[str, Measure]) -> str:
+    """The gap whatever the lag, in every unit that was logged."""
+    units = {"gap_prob_mean": "{:.3f} in probability", "gap_logp_mean": "{:.3f} nats", "gap_kl_mean": "KL {:.4f} nats"}
+    values = {name: _value(measures, name) for name in units}
+    return ", ".join(units[name].format(value) for name, value in values.items() if value is not None)
+
+
+def _open_staleness(measures: Mapping[str, Measure]) -> str:
+    most = measures["damage_staleness"].high
+    if most is None:
+        return ""
+    limit = CLEARLY_BELOW * D0["staleness"]
+    if most <= limit:
+        return f"at most {most:.1%} of the signal lost, but the gap is raised and the lag not known"
+    return f"{_lag_in_words(measures)}; up to {most:.1%} of the signal may be lost, {limit:.1%} would exclude it"
+
+
+def _open_sync(measures: Mapping[str, Measure]) -> str:
+    if _censored(measures):
         return "eviction cuts off the largest lag: a replica left behind would not show in it"
-    if missing and not measured:
-        return UNSPLIT if LAG0_GAP in missing else "not measured"
-    return "measured, and neither raised nor excluded"
+    slope = measures["lag_max_slope"]
+    value, low, high = slope.number(), slope.low, slope.high
+    if value is None or low is None or high is None or _overlap_free(measures) or _flat(measures):
+        return _open_without_climb(measures)
+    if low > 0:
+        return f"the largest lag climbs {value:.2f} versions per version over {_steps(slope.n)}"
+    return f"the slope of the largest lag is only known to lie within {low:.2f} and {high:.2f} versions per version"
 
 
 def _without_harm(symptom: Symptom) -> CauseStatus:
@@ -127,8 +192,26 @@ def _without_harm(symptom: Symptom) -> CauseStatus:
 
 def _work(fired: Sequence[Finding], damage: tuple[float, float, float] | None) -> str:
     """What shows the mechanism: the decisive numbers of the rules that fired, else the damage alone."""
-    words = "; ".join(dict.fromkeys(f.decisive[0].lower() + f.decisive[1:] for f in fired))
+    words = "; ".join(_joined([f.decisive[0].lower() + f.decisive[1:] for f in fired]))
     return words or f"{(damage or (0.0,))[0]:.1%} of the training signal lost"
+
+
+def _joined(phrases: Sequence[str]) -> list[str]:
+    """Phrases without repetition: the same start is said once, and of two that give the same number the fuller one."""
+    tails: dict[str, list[str]] = {}
+    for phrase in dict.fromkeys(phrases):
+        head, _, tail = phrase.partition(", ")
+        tails.setdefault(head, []).extend([tail] if tail else [])
+    whole = [f"{head}, {' and '.join(tail)}" if tail else head for head, tail in tails.items()]
+    kept: list[str] = []
+    for phrase in sorted(whole, key=lambda p: -len(_decimals(p))):
+        if not any(_decimals(phrase)[:1] == _decimals(k)[:1] != [] for k in kept):
+            kept.append(phrase)
+    return [phrase for phrase in whole if phrase in kept]
+
+
+def _decimals(phrase: str) -> list[str]:
+    return re.findall(r"\d+\.\d+ ?%?", phrase)
 
 
 def _rank(judged: dict[Cause, Judgement], total: float) -> dict[Cause, Judgement]:
@@ -140,6 +223,17 @@ def _rank(judged: dict[Cause, Judgement], total: float) -> dict[Cause, Judgement
         if cause != top:
             judged[cause] = replace(judged[cause], status="contributing" if share >= CONTRIBUTES else "cannot_tell")
     return judged
+
+
+def _open_without_climb(measures: Mapping[str, Measure]) -> str:
+    """What was seen of the sync where it shows no fault and does not exclude one either."""
+    share, delivered = _value(measures, "sync_share"), _delivered(measures)
+    seen = [f"syncs take {share:.1%} of the time" if share is not None else "", _flat(measures), delivered]
+    words = ", ".join(w for w in seen if w)
+    growth = _growth(measures)
+    if growth is not None and growth > GROWTH:
+        return f"the rollout/trainer gap ends at {growth:.2f} times its early level"
+    return f"no fault in what was logged ({words}), and the rest would be needed to exclude one" if words else ""
 
 
 # -- what excludes a cause ---------------------------------------------------------------------------------
@@ -178,25 +272,41 @@ def _clear_mismatch(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ..
     contradiction = _value(measures, "gauge_contradiction")
     if contradiction is not None and contradiction > 1:
         return "", (LAG0_GAP,)
-    for name, (limit, words) in GAP_FINE.items():
-        level, steps = _value(measures, name), measures[name].n
-        if level is not None and level > limit:
-            return "", _wants(measures, "gap_prob_lag0_ratio")
-        if level is not None:
-            enough = (steps or 0) >= FEW_LAG0 or _value(measures, "gap_after_first_sync") is not None
-            found = f"{words} is {level:.4f} over {_steps(steps)}, limit {limit}"
-            return (found, ()) if enough or _small_in_all(measures) else ("", (LAG0_GAP,))
+    gauge = next((name for name in GAP_FINE if _value(measures, name) is not None), None)
+    if gauge is not None:
+        return _clear_at_lag0(measures, gauge)
     total = _value(measures, "gap_prob_mean")
     if total is not None and total <= 0.005 and _small_in_all(measures):
         return f"probability difference {total:.4f}, staleness included", ()
-    return "", _wants(measures, "gap_prob_lag0") or (LAG0_GAP,)
+    return "", _wants(measures, "lag0_steps" if _gap_in_words(measures) else "gap_prob_lag0") or (LAG0_GAP,)
+
+
+def _clear_at_lag0(measures: Mapping[str, Measure], gauge: str) -> tuple[str, tuple[str, ...]]:
+    """By the level at lag 0 where it rests on enough steps, else by the loss in all; words name what decided."""
+    (limit, words), level, steps = GAP_FINE[gauge], measures[gauge].number() or 0.0, measures[gauge].n or 0
+    if level > limit:
+        return "", _wants(measures, "gap_prob_lag0_ratio")
+    if steps >= FEW_LAG0 or _value(measures, "gap_after_first_sync") is not None:
+        return f"{words} is {level:.4f} over {_steps(steps)}, limit {limit}", ()
+    if _small_in_all(measures):
+        where = "the one lag-0 step" if steps == 1 else f"the {steps} lag-0 steps"
+        return f"{_small_words(measures)}; {words.partition(' at ')[0]} {level:.4f} at {where}", ()
+    return "", (LAG0_GAP,)
+
+
+def _small_words(measures: Mapping[str, Measure]) -> str:
+    """What `_small_in_all` rests on."""
+    loss, total = _value(measures, "off_policy_loss"), _value(measures, "gap_prob_mean")
+    if loss is not None:
+        return f"at most {loss:.1%} of the signal lost, staleness included"
+    return f"probability difference {total or 0:.4f} in all, staleness included"
 
 
 def _small_in_all(measures: Mapping[str, Measure], cause: Cause = "mismatch") -> bool:
     """Whether signal loss, else gap, staleness included, leaves no room for a mismatch or for other weights."""
     total, loss = _value(measures, "gap_prob_mean"), _value(measures, "off_policy_loss")
     if loss is not None:  # the better gauge: a difference of probabilities hides rare tokens
-        return loss < MARGIN * D0[cause]
+        return loss <= CLEARLY_BELOW * D0[cause]
     return total is not None and total <= GAP_FINE["gap_prob_lag0"][0]
 
 
@@ -204,21 +314,35 @@ def _steps(n: int | None) -> str:
     return "1 step" if n == 1 else f"{n} steps"
 
 
+def _furthest(measures: Mapping[str, Measure]) -> float | None:
+    """Largest lag of the run as far as it is logged; of a mean only 0 says anything of the largest."""
+    largest = (_value(measures, n) for n in ("lag_oldest_max", "lag_newest_max", "lag_mean"))
+    return next((v for v in largest if v is not None), None)
+
+
+def _overlap_free(measures: Mapping[str, Measure]) -> bool:
+    """Whether rollouts do not overlap training, so that a lag cannot arise; a logged one contradicts that."""
+    return measures["is_async"].value is False and not _furthest(measures)
+
+
 def _clear_staleness(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ...]]:
-    furthest = next(
-        (v for v in (_value(measures, n) for n in ("lag_oldest_max", "lag_newest_max", "lag_mean")) if v is not None),
-        None,
-    )
-    if furthest == 0:
-        return f"every trajectory was trained at lag 0 ({measures['lag0_steps'].number() or 0:.0f} steps)", ()
-    if furthest is None and measures["is_async"].value is False:
-        return f"rollouts do not overlap training (trainer {measures['trainer'].value})", ()
+    if _overlap_free(measures):
+        trainer = measures["trainer"].value
+        return "rollouts do not overlap training" + (f" (trainer {trainer})" if trainer else ""), ()
+    if _furthest(measures) == 0:
+        return f"every trajectory was trained at lag 0 ({_steps(round(_value(measures, 'lag0_steps') or 0))})", ()
     most = measures["damage_staleness"].high
-    if most is not None and most < MARGIN * D0["staleness"]:
-        mean = _value(measures, "lag_mean")
-        lag = "lag not logged" if mean is None else f"mean lag {mean:.2f} versions"
-        return f"{lag}; at most {most:.1%} of the signal lost to off-policy samples", ()
+    if most is not None and most <= CLEARLY_BELOW * D0["staleness"]:
+        return f"{_lag_in_words(measures)}; at most {most:.1%} of the signal lost to off-policy samples", ()
     return "", _wants(measures, "lag_mean", "off_policy_loss", "damage_staleness") or (LAG0_GAP,)
+
+
+def _lag_in_words(measures: Mapping[str, Measure]) -> str:
+    """The mean lag of the newest and of the oldest token of a trajectory, or the one average there is."""
+    newest, oldest, mean = (_value(measures, n) for n in ("lag_newest_mean", "lag_oldest_mean", "lag_mean"))
+    if newest is not None and oldest is not None:
+        return f"mean lag {newest:.2f} versions (newest token) to {oldest:.2f} (oldest)"
+    return "lag not logged" if mean is None else f"mean lag {mean:.2f} versions"
 
 
 def _clear_eviction(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ...]]:
@@ -241,19 +365,34 @@ def _count(measures: Mapping[str, Measure], name: str) -> str:
 
 
 def _clear_sync(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ...]]:
-    share, slope = _value(measures, "sync_share"), measures["lag_max_slope"]
-    furthest = next(
-        (v for v in (_value(measures, n) for n in ("lag_oldest_max", "lag_newest_max")) if v is not None),
-        None,
-    )
-    follows = furthest == 0 or (slope.low is not None and slope.low <= 0.5 and not _censored(measures))
-    delivered = _delivered(measures)
+    share, delivered = _value(measures, "sync_share"), _delivered(measures)
+    follows = _overlap_free(measures) or _flat(measures)
     if share is not None and share <= 0.1 and follows and delivered:
-        return f"syncs take {share:.1%} of the time, the largest lag does not grow, {delivered}", ()
+        words = [f"syncs take {share:.1%} of the time", _flat(measures), delivered]
+        return ", ".join(w for w in words if w), ()
     missing = [*_wants(measures, "sync_share")] if share is None else []
     missing += [] if follows else [*_wants(measures, "lag_max_slope")] or ["replica_versions"]
     missing += [] if delivered else [*_wants(measures, "gap_after_first_sync")] or ["replica_versions"]
     return "", tuple(dict.fromkeys(missing))
+
+
+def _flat(measures: Mapping[str, Measure]) -> str:
+    """Words for evidence that no replica is left behind: the largest lag does not climb; "" without it.
+
+    Nothing is said where rollouts do not overlap training: the lag is 0 by construction there.
+    """
+    if _overlap_free(measures) or _censored(measures):
+        return ""
+    if _furthest(measures) == 0:
+        return f"the largest lag is 0 in all {_steps(round(_value(measures, 'lag0_steps') or 0))}"
+    slope = measures["lag_max_slope"]
+    value, high, steps = slope.number(), slope.high, slope.n or 0
+    if value is None or high is None:
+        return ""
+    negligible = abs(value) * steps <= 1 and high <= SLOPE_FROZEN
+    if high > SLOPE_FLAT and not negligible:
+        return ""
+    return f"the largest lag has a slope of {value:.2f} versions per version over {_steps(steps)}"
 
 
 def _censored(measures: Mapping[str, Measure]) -> bool:
@@ -265,12 +404,16 @@ def _censored(measures: Mapping[str, Measure]) -> bool:
 
 def _delivered(measures: Mapping[str, Measure]) -> str:
     """Words for evidence that syncs deliver; undelivered weights make the gap grow with every update."""
-    jump, trend = _value(measures, "gap_after_first_sync"), _value(measures, "gap_trend")
-    growth = _value(measures, "gap_trend_lag0") if jump is not None else trend
-    if growth is not None and growth > 1.5:
+    jump, trend, growth = _value(measures, "gap_after_first_sync"), _value(measures, "gap_trend"), _growth(measures)
+    if growth is not None and growth > GROWTH:
         return ""
     if jump is not None:
         return f"the gap after the first sync is {jump:.2f} times that before it" if jump <= 3 else ""
     if trend is not None and _small_in_all(measures, "sync"):
-        return f"the rollout/trainer gap does not grow ({trend:.2f} times its early level)"
+        return f"the rollout/trainer gap ends at {trend:.2f} times its early level (limit {GROWTH})"
     return ""
+
+
+def _growth(measures: Mapping[str, Measure]) -> float | None:
+    """Late over early gap, at lag 0 where that can be read after the first sync."""
+    return _value(measures, "gap_trend_lag0" if _value(measures, "gap_after_first_sync") is not None else "gap_trend")

@@ -90,7 +90,7 @@ def _lag0_gap(run: RunData) -> Entry:
     )
     if points >= FEW_LAG0:
         return Entry(LAG0_GAP, "derivable", f"from the gap and the lag, {points} points", record)
-    return Entry(LAG0_GAP, "missing", f"{points} steps with a gap were at lag 0", record)
+    return Entry(LAG0_GAP, "missing", f"steps with a gap at lag 0: {points}", record)
 
 
 def _absent(run: RunData, alternatives: tuple[str, ...], record: str) -> Entry:

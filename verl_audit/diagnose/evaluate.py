@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import string
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,13 +54,19 @@ class RuleSet:
     def evaluate(self, measures: Mapping[str, Any]) -> list[Finding]:
         """One finding a rule, in rule order.
 
-        `measures` maps names to numbers, booleans, text, None or `Measure`. A name that is absent, None or
-        not finite is NULL. Names outside the measure catalogue are allowed; a rule that names one which is
-        neither there nor in the catalogue is an `error`. Prints nothing and raises nothing of its own.
+        `measures` maps names to numbers, booleans, text, None or `Measure`. A name that is absent, None, not
+        finite or of another type is NULL. Names outside the measure catalogue are allowed (`unknown` lists
+        them); a rule that names one which is neither there nor in the catalogue is an `error`. Prints nothing
+        and raises nothing of its own; threads may call it at the same time.
         """
         values = flatten(measures)
-        with _connect() as con:
-            return [_evaluate(con, rule, values) for rule in self.rules]
+        con = _connection()
+        return [_evaluate(con, rule, values) for rule in self.rules]
+
+    def unknown(self, measures: Iterable[str]) -> tuple[str, ...]:
+        """Names that are no measure and that no rule uses: a typo, or a framework's own metric key."""
+        used = {name for rule in self.rules for name in _names_in(rule)}
+        return tuple(sorted(str(n) for n in measures if n not in used and _known_type(str(n)) is None))
 
     def with_params(self, overrides: Mapping[str, Scalar]) -> RuleSet:
         """Replace parameters, keyed `rule-id.parameter`."""
@@ -87,18 +95,37 @@ def flatten(measures: Mapping[str, Any]) -> dict[str, Scalar | None]:
 def _clean(value: object) -> Scalar | None:
     if value is None or isinstance(value, bool | str):
         return value
-    number = float(value)  # type: ignore[arg-type]
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
     return number if math.isfinite(number) else None
 
 
-def _connect() -> duckdb.DuckDBPyConnection:
-    return duckdb.connect(":memory:", config={"enable_external_access": False})
+_kept = threading.local()
+
+
+def _connection() -> duckdb.DuckDBPyConnection:
+    """An empty database of this thread: opening one costs more than a rule, and none survives a fork."""
+    if getattr(_kept, "process", None) != os.getpid():
+        _kept.process = os.getpid()
+        _kept.con = duckdb.connect(":memory:", config={"enable_external_access": False, "threads": 1})
+    con: duckdb.DuckDBPyConnection = _kept.con
+    return con
+
+
+def _names_in(rule: Rule) -> tuple[str, ...]:
+    """Names that the expressions of a rule use; none where one does not parse, which `evaluate` reports."""
+    try:
+        return tuple(n for text in (rule.when, rule.applies) if text for n in columns_of(_connection(), text))
+    except (ValueError, duckdb.Error):
+        return ()
 
 
 def _evaluate(con: duckdb.DuckDBPyConnection, rule: Rule, values: Values) -> Finding:
     try:
         return _decide(con, rule, {**values, **{name: p.value for name, p in rule.params.items()}})
-    except (duckdb.Error, KeyError, ValueError, TypeError) as error:
+    except (duckdb.Error, KeyError, ValueError, TypeError, OverflowError) as error:
         return _finding(rule, "error", error=f"{type(error).__name__}: {str(error).splitlines()[0]}")
 
 
@@ -164,6 +191,16 @@ def _boolean(
 
 def columns_of(con: duckdb.DuckDBPyConnection, expression: str) -> list[str]:
     """Names an SQL expression refers to, in order of appearance; ValueError when it does not parse."""
+    if expression not in _columns:
+        _columns[expression] = _parsed(con, expression)
+    return list(_columns[expression])
+
+
+_columns: dict[str, tuple[str, ...]] = {}
+"""Names by expression: parsing one costs more than evaluating it."""
+
+
+def _parsed(con: duckdb.DuckDBPyConnection, expression: str) -> tuple[str, ...]:
     row = con.execute("SELECT json_serialize_sql(?)", [f"SELECT ({expression})"]).fetchone()
     assert row is not None
     tree = json.loads(row[0])
@@ -171,7 +208,7 @@ def columns_of(con: duckdb.DuckDBPyConnection, expression: str) -> list[str]:
         raise ValueError(f"{tree['error_message']} in {expression!r}")
     names: list[str] = []
     _collect(tree, names)
-    return list(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names))
 
 
 def _collect(node: object, names: list[str]) -> None:

@@ -81,8 +81,25 @@ class Rule:
         if unknown:
             known = ", ".join(sorted(self.params)) or "none"
             raise RuleError(f"rule {self.id} has no parameter {min(unknown)!r} (it has: {known})")
+        for name, value in overrides.items():
+            _check_type(f"{self.id}.{name}", value, self.params[name].value)
         changed = {name: Param(value, "set by the user") for name, value in overrides.items()}
         return replace(self, params={**self.params, **changed})
+
+
+def _check_type(key: str, value: Scalar, default: Scalar) -> None:
+    """A parameter keeps the type of its default, and a number is finite."""
+    kind, wanted = _kind(value), _kind(default)
+    if kind != wanted:
+        raise RuleError(f"parameter {key}: {value!r} is {kind}; it must be {wanted}, as its default {default!r} is")
+
+
+def _kind(value: Scalar) -> str:
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, str):
+        return "text"
+    return "a number" if abs(value) < 1e300 else "no finite number"  # NaN compares false
 
 
 REQUIRED = ("id", "step", "cause", "title", "when", "severity", "explain")
@@ -110,7 +127,10 @@ def _yaml_files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise RuleError(f"{path}: no such file or folder of rules")
-        found += sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")]) if path.is_dir() else [path]
+        below = sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")]) if path.is_dir() else [path]
+        if not below:
+            raise RuleError(f"{path}: no rule files (*.yaml) in it")
+        found += below
     return found
 
 

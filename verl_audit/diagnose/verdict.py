@@ -10,7 +10,8 @@ from verl_audit.diagnose.causes import FEW_STEPS, LAG0_GAP, Judgement, evidence
 from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, Cause, Confidence
 from verl_audit.measure.model import Measure
-from verl_audit.measure.speed import Symptom
+from verl_audit.measure.speed import MIN_VALIDATION, Symptom
+from verl_audit.measure.symptom import MARGIN as SLOWER
 
 Outcome = Literal["cause", "other", "none", "undetermined"]
 NAMES: Mapping[Cause, str] = {
@@ -24,6 +25,7 @@ WORDS: Mapping[str, str] = {
     "replica_versions": "the version of each replica",
     "groups_per_step": "the batch size in groups",
     LAG0_GAP: "the gap at lag 0",
+    "validation": f"{MIN_VALIDATION} or more validation points",
 }
 """Missing signals whose name alone says too little."""
 
@@ -123,7 +125,7 @@ def _without_cause(
     each = "No cause at work: mismatch, staleness, eviction and weight sync are each excluded by a measurement. "
     left = f" {_upper(_names(unjudged))} could not be judged." if unjudged else ""
     sentence = f"{'' if unjudged else each}{_upper(_harm(symptom))}.{left}"
-    confidence: Confidence = "medium" if symptom.state == "not_shown" else "low"
+    confidence: Confidence = "medium" if symptom.state == "not_shown" and not unjudged else "low"
     return Verdict("none", (), (), None, confidence, _tested(symptom), sentence, missing)
 
 
@@ -206,11 +208,17 @@ def _harm(symptom: Symptom) -> str:
 
 def _excluded(symptom: Symptom) -> bool:
     """Whether a slowdown is ruled out, not merely unseen: the interval of the speed lies above the margin."""
-    return symptom.per_update is not None and symptom.per_update.low >= 0.8
+    return symptom.per_update is not None and symptom.per_update.low >= SLOWER
 
 
 def _tested(symptom: Symptom) -> str:
-    return "harm was tested against a baseline" if symptom.state == "not_shown" else "harm was not tested"
+    """Whether harm was tested, and what the test could have shown."""
+    if symptom.state != "not_shown":
+        return "harm was not tested" if symptom.state == "untested" else "a slowdown is not excluded"
+    if symptom.per_update is None:
+        return "harm was tested against a baseline"
+    shown = f"a slowdown to {symptom.per_update.smallest_detectable:.2f} of its speed would have shown"
+    return f"harm was tested against a baseline: {shown} with probability 0.8"
 
 
 def _upper(text: str) -> str:

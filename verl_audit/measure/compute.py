@@ -14,6 +14,7 @@ from verl_audit.measure.lag import damage_measures, lag_measures
 from verl_audit.measure.model import Measure
 from verl_audit.measure.run import RunData, complete
 from verl_audit.measure.speed import Symptom, speed_measures, symptom
+from verl_audit.measure.symptom import RUN_SD
 from verl_audit.measure.sync import sync_measures
 
 
@@ -23,7 +24,7 @@ class Context:
 
     died_before_step1: bool = False
     source_differences: int = 0
-    run_sd: float = 0.15
+    run_sd: float = RUN_SD
     """Run-to-run sd of ln(learning speed) assumed where fewer than three baselines measure it (method note 3.1)."""
     switch_step: float | None = None
 

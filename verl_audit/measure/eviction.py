@@ -122,6 +122,13 @@ def _part_of(part: float, whole: float) -> Estimate | None:
     return fraction(min(max(round(part), 0), max(round(whole), 0)), round(whole))
 
 
+def reward_admissible(run: RunData) -> bool | None:
+    """Whether the trained reward of a run averages over nearly all that was generated; None when unknown."""
+    counts = ledger(run)
+    most = most_trained(run) if counts["decided"] is None else None
+    return _admissible(_share("evicted_share", _evicted(counts), counts, most))
+
+
 def _admissible(share: Measure) -> bool | None:
     value = share.number()
     if value is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,13 +23,20 @@ def health_measures(
     yield measured("source_differences", float(source_differences))
     yield measured("baseline_runs", float(baselines))
     bad = sorted({s for name in VITAL for s in run.nonfinite.get(name, ())})
-    logged = bad or any(run.has(name) for name in VITAL)
+    logged = sorted({*bad, *(int(s) for name in VITAL for s in run.get(name).step)})
     yield measured("nonfinite_steps", float(len(bad)) if logged else None)
+    yield measured("nonfinite_tail", float(_tail(logged, bad)) if logged else None)
     yield measured("nonfinite_first_step", float(bad[0]) if bad else None)
     yield measured("entropy_ratio", _late_over_early(run.get("entropy").value, 0.1))
     yield measured("grad_norm_ratio", _late_over_early(run.get("grad_norm").value, 1 / 3, median=True))
     yield measured("reward_flat_steps", _equal_share(run, "score_trained_min", "score_trained_max"))
     yield measured("length_constant_steps", _equal_share(run, "response_length_min", "response_length_max"))
+
+
+def _tail(steps: Sequence[int], bad: Sequence[int]) -> int:
+    """How many of the last steps are bad without a good one between."""
+    wrong = set(bad)
+    return next((i for i, s in enumerate(reversed(steps)) if s not in wrong), len(steps))
 
 
 def _late_over_early(values: Array, share: float, *, median: bool = False) -> float | None:

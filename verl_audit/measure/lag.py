@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from verl_audit.measure.gap import GAPS, at_lag0, ess_series, lag0_steps
+from verl_audit.measure.gap import GAPS, at_lag0, ess_series, is_on_policy
 from verl_audit.measure.model import Measure
 from verl_audit.measure.run import Array, RunData, Series, grown, mean_measure, measured
 from verl_audit.measure.stats import ar1_mean, correlation_of_changes, slope
 
 LAG_MOVES = 0.05
 """Standard deviation of step-to-step changes of the mean lag (versions) below which it says nothing about the gap."""
-MAX_LAG = ("lag_oldest_max", "lag_newest_max")
 
 
 def mean_lag(run: RunData) -> Series:
@@ -118,7 +117,7 @@ def off_policy_loss(run: RunData, clip_excess: float | None) -> float | None:
 
 def mismatch_share(run: RunData, baselines: Sequence[RunData]) -> Measure:
     """Bracket [r^2, r] of the share there at lag 0; r from lag-0 steps, else from a baseline of equal numerics."""
-    if _is_on_policy(run):
+    if is_on_policy(run):
         return measured("mismatch_share", 1.0 if len(run.train_steps) else None, low=1.0, high=1.0)
     gauge = next((g for g in GAPS if run.has(g)), None)
     level = None if gauge is None else _lag0_level(run, baselines, gauge)
@@ -157,10 +156,10 @@ def _split(
     run's own lag-0 level, or the baseline's level taken as the run's mismatch. What an on-policy baseline loses as
     well (`floor`) is nobody's damage; a clip excess has its baseline subtracted already.
     """
-    on_policy_bases = [off_policy_loss(b, None) for b in baselines if _is_on_policy(b)]
+    on_policy_bases = [off_policy_loss(b, None) for b in baselines if is_on_policy(b)]
     base = [x for x in on_policy_bases if x is not None and not by_clip]
     floor = float(np.mean(base)) if base else 0.0
-    if _is_on_policy(run):
+    if is_on_policy(run):
         rest = None if loss is None else max(0.0, loss - floor)
         return (rest, rest, rest), (0.0, 0.0, 0.0)
     if loss is None:
@@ -187,8 +186,3 @@ def _ranges(mismatch: Sequence[float], staleness: Sequence[float]) -> tuple[Rang
 
 def _own_level(run: RunData) -> Array:
     return at_lag0(run, run.get(*GAPS)).value
-
-
-def _is_on_policy(run: RunData) -> bool:
-    lag = run.get(*MAX_LAG, "lag_mean")
-    return lag0_steps(run) is not None and (len(lag) == 0 or not np.any(lag.value > 0))

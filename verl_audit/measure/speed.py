@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from verl_audit.measure.eviction import ADMISSIBLE, reward_admissible
+from verl_audit.measure.gap import largest_lag
 from verl_audit.measure.model import Measure
 from verl_audit.measure.run import EMPTY, RunData, Series, measured
 from verl_audit.measure.symptom import (
     CANNOT_TELL,
+    MARGIN,
     Curve,
     Gap,
     SingleRun,
     Speed,
     Untestable,
+    common_range,
     end_gap,
     learning_speed,
     onset,
@@ -27,6 +31,9 @@ from verl_audit.measure.symptom import (
 )
 
 State = Literal["slower", "not_shown", "unclear", "untested"]
+Evidence = Literal["validation", "trained_reward"]
+NAMED: Mapping[Evidence, str] = {"validation": "validation", "trained_reward": "trained reward"}
+MANY = f"more than {100 * ADMISSIBLE:.0f} %"
 MIN_VALIDATION = 8
 """Fewest validation points from which a learning speed is read."""
 MIN_SIDE = 40
@@ -63,14 +70,17 @@ def symptom(
     """Judge one run against its baselines; alone, only a known switch to asynchronous rollouts can be judged."""
     if not baselines:
         return _alone(run, switch_step if switch_step is not None else _switch(run), admissible)
-    evidence, curves, notes = _curves(run, baselines, admissible)
-    if evidence is None:
-        return Symptom("untested", notes[0], caveats=tuple(notes[1:]), wants="validation")
+    found = _curves(run, baselines, admissible)
+    if isinstance(found, _NoCurves):
+        caveats = (*_about_baselines(baselines), *found.notes)
+        return Symptom("untested", found.reason, caveats=caveats, wants="validation")
+    caveats = (*_about_baselines(found.baselines), *found.notes)
+    evidence, curves = found.evidence, found.curves
     points = MIN_VALIDATION if evidence == "validation" else MIN_SIDE
     speed = learning_speed(curves[0], curves[1:], run_sd=run_sd, min_points=points)
     if isinstance(speed, Untestable):
         wants = "baseline" if evidence == "validation" else "validation"
-        return Symptom("untested", speed.reason, evidence, caveats=tuple(notes), wants=wants)
+        return Symptom("untested", _untestable(speed, found), evidence, caveats=caveats, wants=wants)
     gap = (
         end_gap(curves[0], curves[1], run_sd=run_sd)
         if evidence == "validation"
@@ -84,11 +94,36 @@ def symptom(
         _because(state, speed, found_gap, evidence),
         evidence,
         speed,
-        _clock(run, baselines, speed, "sample"),
-        _clock(run, baselines, speed, "hour"),
+        _clock(run, found.baselines, speed, "sample"),
+        _clock(run, found.baselines, speed, "hour"),
         found_gap,
-        _in_steps(began, (_updates(run, baselines) or [1.0])[0]),
-        caveats=tuple(notes),
+        _in_steps(began, found.updates),
+        caveats=caveats,
+    )
+
+
+def _about_baselines(baselines: Sequence[RunData]) -> Iterator[str]:
+    """What makes a baseline less than a synchronous run that trains on all it generates."""
+    for base in baselines:
+        if base.facts.get("is_async") is True:
+            yield f"the baseline {base.name} is itself asynchronous, so it may be slow as well"
+        if reward_admissible(base) is False:
+            yield f"the baseline {base.name} evicted {MANY} of its groups, so it may be slow as well"
+
+
+def _untestable(problem: Untestable, found: _Curves) -> str:
+    """The reason in terms of steps and evidence, where the baseline is the obstacle."""
+    if not problem.flaw:
+        return problem.reason
+    first, last, _ = common_range(found.curves[0], found.curves[1:])
+    over = f"over steps {max(1.0, first / found.updates):.0f} to {last / found.updates:.0f}"
+    named = f"the baseline's {NAMED[found.evidence]}"
+    return (
+        f"{over} {named} "
+        + {
+            "flat": "rises too little to measure a speed",
+            "falls": "falls, so there is no learning to compare with",
+        }[problem.flaw]
     )
 
 
@@ -98,50 +133,102 @@ def _state(speed: Speed, gap: Gap | None) -> State:
     return "not_shown" if speed.no_slowdown else "unclear"
 
 
-def _because(state: State, speed: Speed, gap: Gap | None, evidence: str) -> str:
-    named = "validation" if evidence == "validation" else "trained reward"
-    interval = f"90 % interval {speed.low:.2f} to {speed.high:.2f}, from {named}"
+def _because(state: State, speed: Speed, gap: Gap | None, evidence: Evidence) -> str:
+    interval = f"90 % interval {speed.low:.2f} to {speed.high:.2f}, from {NAMED[evidence]}"
     ratio = f"learning speed {speed.value:.2f} of the baseline's per update ({interval})"
     if state == "slower" and not speed.slower and gap is not None:
         return f"{ratio}; at the end {gap.value:.3f} behind the baseline"
     if state == "unclear":
         least = f"{speed.smallest_detectable:.2f}"
-        return f"{ratio}: below the 0.8 margin, but these runs could have shown a slowdown only below {least}"
+        return f"{ratio}: below the {MARGIN} margin, but these runs could have shown a slowdown only below {least}"
     return ratio
 
 
-def _curves(
-    run: RunData, baselines: Sequence[RunData], admissible: bool | None
-) -> tuple[Literal["validation", "trained_reward"] | None, list[Curve], list[str]]:
-    """The curves to compare and notes; without evidence the first note says why."""
+@dataclass(frozen=True)
+class _Curves:
+    """The curves to compare, the run's first, and the baselines they come from."""
+
+    evidence: Evidence
+    curves: list[Curve]
+    baselines: Sequence[RunData]
+    updates: float
+    """Updates per step of the run, where the clock is updates; else 1."""
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _NoCurves:
+    reason: str
+    notes: list[str]
+
+
+def _curves(run: RunData, baselines: Sequence[RunData], admissible: bool | None) -> _Curves | _NoCurves:
+    """Validation where enough of it lies in the steps that all runs cover, else trained reward where it compares."""
     factors = _updates(run, baselines)
     notes = [] if factors else ["updates per step are not known for every run: compared step by step"]
-    validation = _validation(run, baselines)
-    if all(len(s) >= MIN_VALIDATION for s in validation):
-        return "validation", _scaled(validation, factors), notes
-    fewest = min(len(s) for s in validation)
-    few = f"only {fewest} validation points in common ({MIN_VALIDATION} needed: lower trainer.test_freq)"
-    if admissible is False:
-        return (
-            None,
-            [],
-            [
-                f"trained reward is inadmissible, since more than 5 % of groups were evicted, and {few}",
-                *notes,
-            ],
-        )
-    apart = _other_data(run, baselines)
-    if apart:
-        return None, [], [f"trained reward does not compare: {apart}, and {few}", *notes]
-    trained = [r.get("score_trained", "reward_trained") for r in (run, *baselines)]
+    validation = _scaled(_validation(run, baselines), factors)
+    shared = common_range(validation[0], validation[1:])[2]
+    if shared >= MIN_VALIDATION:
+        return _Curves("validation", validation, baselines, (factors or [1.0])[0], notes)
+    few = _few((run, *baselines), shared)
+    fit, refused = _fit_for_reward(baselines)
+    obstacle = _obstacle(run, fit, refused, admissible)
+    if obstacle:
+        return _NoCurves(f"{obstacle}, and {few}", notes)
+    trained = [r.get("score_trained", "reward_trained") for r in (run, *fit)]
     if any(len(s) < MIN_SIDE for s in trained):
-        return None, [], [f"{few}, and a trained reward curve needs {MIN_SIDE} steps in each run", *notes]
+        return _NoCurves(f"{few}, and a trained reward curve needs {MIN_SIDE} steps in each run", notes)
     caution = [] if admissible else ["whether groups were evicted is not known: trained reward may be selected"]
-    return (
-        "trained_reward",
-        _scaled(trained, factors),
-        [f"{few}, so trained reward was used", *caution, *notes],
-    )
+    factors = _updates(run, fit)
+    left_out = [f"left out, since {why}" for why in refused]
+    unknown = [b.name for b in fit if reward_admissible(b) is None]
+    caution += [f"whether the baseline {', '.join(unknown)} evicted groups is not known"] if unknown else []
+    told = [f"{few}, so trained reward was used", *left_out, *caution, *notes]
+    return _Curves("trained_reward", _scaled(trained, factors), fit, (factors or [1.0])[0], told)
+
+
+def _obstacle(run: RunData, fit: Sequence[RunData], refused: Sequence[str], admissible: bool | None) -> str:
+    """Why trained reward is no evidence here; "" when it is."""
+    if admissible is False:
+        return f"trained reward is inadmissible, since {MANY} of groups were evicted"
+    if not fit:
+        return f"trained reward is inadmissible, since {' and '.join(refused)}"
+    apart = _other_data(run, fit)
+    return apart and f"trained reward does not compare: {apart}"
+
+
+def _fit_for_reward(baselines: Sequence[RunData]) -> tuple[list[RunData], list[str]]:
+    """Baselines whose trained reward averages over nearly all they generated, and why the others do not."""
+    fit, refused = [], []
+    for base in baselines:
+        few = reward_admissible(base)
+        if few is False:
+            refused.append(f"the baseline {base.name} evicted {MANY} of its groups")
+        elif few is None and base.facts.get("is_async") is True:
+            refused.append(f"the baseline {base.name} is asynchronous and how many groups it evicted is not known")
+        else:
+            fit.append(base)
+    return fit, refused
+
+
+def _few(runs: Sequence[RunData], shared: int) -> str:
+    """How many validation points there are, and the setting that gives enough of them."""
+    steps = min(_planned(r) for r in runs)
+    every = int(steps // MIN_VALIDATION)
+    have = f"only {shared} validation point{'s' * (shared != 1)} in common" if shared else "no validation in common"
+    set_to = [r.number("test_freq") or 0.0 for r in runs]
+    if all(0 < now <= every for now in set_to):
+        return f"{have} ({MIN_VALIDATION} needed: at step {MIN_VALIDATION * max(set_to):.0f} they are there)"
+    if every < 1:
+        return f"{have} ({MIN_VALIDATION} needed)"
+    now = f" instead of {max(set_to):.0f}" if max(set_to) > every else ""
+    return f"{have} ({MIN_VALIDATION} needed: trainer.test_freq={every}{now} gives them in {steps:.0f} steps)"
+
+
+def _planned(run: RunData) -> float:
+    """Steps the run is to have, else those it has."""
+    logged = run.train_steps
+    return max(run.number("total_steps") or 0.0, float(logged[-1]) if len(logged) else 0.0)
 
 
 def _other_data(run: RunData, baselines: Sequence[RunData]) -> str:
@@ -202,12 +289,17 @@ def _per_update(run: RunData, clock: Literal["sample", "hour"], updates: float) 
 
 
 def _in_steps(interval: tuple[float, float] | None, updates: float) -> tuple[float, float] | None:
-    return None if interval is None else (interval[0] / updates, interval[1] / updates)
+    """In steps, rounded outwards to whole ones."""
+    return (
+        None
+        if interval is None
+        else (float(math.floor(interval[0] / updates)), float(math.ceil(interval[1] / updates)))
+    )
 
 
 def _switch(run: RunData) -> float | None:
     """Step at which asynchronous rollouts were switched on: lag 0 for MIN_SIDE steps, above it for as many."""
-    lag = run.get("lag_oldest_max", "lag_newest_max", "lag_mean")
+    lag = largest_lag(run)
     above = np.flatnonzero(lag.value > 0)
     if not len(above) or above[0] < MIN_SIDE or len(lag) - above[0] < MIN_SIDE:
         return None
@@ -220,7 +312,7 @@ def _alone(run: RunData, switch_step: float | None, admissible: bool | None) -> 
     if admissible is False:
         return Symptom(
             "untested",
-            "trained reward is inadmissible, since more than 5 % of groups were evicted; give a baseline",
+            f"trained reward is inadmissible, since {MANY} of groups were evicted; give a baseline",
             wants="baseline",
         )
     curve = run.get("score_trained", "reward_trained")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -53,9 +54,13 @@ class Curve:
 
 @dataclass(frozen=True)
 class Untestable:
-    """No answer, and why."""
+    """No answer, and why.
+
+    `flaw` is set where the baseline is the obstacle: it rises too little ("flat") or it falls.
+    """
 
     reason: str
+    flaw: Literal["", "flat", "falls"] = ""
 
 
 @dataclass(frozen=True)
@@ -251,6 +256,26 @@ def _scale(curve: Curve, origin: float, end: float) -> Curve:
     return Curve((curve.x[keep] - origin) / (end - origin), curve.y[keep])
 
 
+def common_range(run: Curve, baselines: Sequence[Curve]) -> tuple[float, float, int]:
+    """First and last x of the range that all curves cover, and the fewest points a curve has in it.
+
+    As `learning_speed` sees them; without a range 0 points.
+    """
+    aligned = _align(run, baselines, 0)
+    if isinstance(aligned, Untestable):
+        cleaned = [_clean(c) for c in (run, *baselines)]
+        return math.nan, math.nan, min(len(_shared(c, cleaned)) for c in cleaned)
+    points = min(len(c.x) for c in (aligned.run, *aligned.baselines))
+    return aligned.origin, aligned.origin + aligned.span, points
+
+
+def _shared(curve: Curve, curves: Sequence[Curve]) -> Array:
+    """The x of a curve up to where the shortest ends."""
+    end = min(float(c.x[-1]) if len(c.x) else -math.inf for c in curves)
+    kept: Array = curve.x[curve.x <= end]
+    return kept
+
+
 def _concatenate(curves: Sequence[Curve]) -> Curve:
     return Curve(np.concatenate([c.x for c in curves]), np.concatenate([c.y for c in curves]))
 
@@ -265,7 +290,7 @@ def _long_run_variance(residual: Array, parameters: int) -> float:
     return float(residual @ residual) / max(n - parameters, 1) * inflation(phi)
 
 
-def _learns(curve: Curve, basis: Array, fits: _Fits) -> str | None:
+def _learns(curve: Curve, basis: Array, fits: _Fits) -> Untestable | None:
     """Why a baseline does not show learning, or None when it does: the rise must be 3 standard errors."""
     residual = curve.y - fits.at(curve.x)
     column = basis[:, fits.k[0] + _SHIFT]
@@ -273,8 +298,8 @@ def _learns(curve: Curve, basis: Array, fits: _Fits) -> str | None:
     noise = math.sqrt(_long_run_variance(residual, 3) / power)
     drop = float(fits.drop[0])
     if abs(drop) <= max(3 * noise, 1e-9 * float(np.max(np.abs(curve.y)))):
-        return "the baseline does not learn measurably, so there is no speed to compare with"
-    return None if drop > 0 else "the score of the baseline falls, so there is no learning to compare with"
+        return Untestable("the baseline rises too little over the common range to measure a speed", "flat")
+    return None if drop > 0 else Untestable("the score of the baseline falls over the common range", "falls")
 
 
 # -- learning speed ----------------------------------------------------------------------------------------
@@ -307,7 +332,7 @@ def learning_speed(
     fits = _fit(basis, pooled.y[None])
     problem = _learns(pooled, basis, fits)
     if problem is not None:
-        return Untestable(problem)
+        return problem
     shifted = _starts_apart(aligned.run, pooled, fits)
     log_a, shift = _log_speeds(_exponentials(aligned.run.x), aligned.run.y[None], fits, free_level=shifted)
     point, offset = float(log_a[0]), float(shift[0])
@@ -450,7 +475,7 @@ def end_gap(
     fits = _fit(basis, base.y[None])
     problem = _learns(base, basis, fits)
     if problem is not None:
-        return Untestable(problem)
+        return problem
     _, difference, paired = _differences(own, base, fits, 1 - share)
     if len(difference) < 4:
         return Untestable(f"the run has {len(difference)} points in the last part, 4 are needed")
