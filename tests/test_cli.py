@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.synthetic import OFF, row, rows, write_jsonl, write_run
-from verl_audit import audit, read_settings
+from verl_audit import AuditError, audit, read_settings
 from verl_audit.cli import main
 
 
@@ -105,6 +107,12 @@ def test_a_broken_rule_is_an_error_and_strict_makes_it_2(folder: Path, tmp_path:
         ("run", "--set", "fact.trainer=["),
         ("run", "--set", "no-such-rule.x=1"),
         ("run", "--set", "staleness-lag-note.nope=1"),
+        ("run", "--set", "sync-share.share=abc"),
+        ("run", "--set", "fact.groups_per_step=-4"),
+        ("run", "--rules", "empty"),
+        ("run", "--db", "-"),
+        ("run", "--db", "base"),
+        ("run", "--db", "same", "--json", "same"),
         ("run", "--fail-on", "never"),
         (),
     ],
@@ -123,6 +131,17 @@ def test_nothing_to_judge_is_3(folder: Path) -> None:
     result = call("diagnose", folder / "empty")
     assert (result.exit_code, result.stdout) == (3, "")
     assert "holds no metrics or logs" in result.stderr
+
+
+def test_a_configuration_beside_a_log_of_another_framework_says_which(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text(
+        "trainer: {experiment_name: e}\nactor_rollout_ref: {}\nalgorithm: {}\n"
+    )
+    (tmp_path / "run.log").write_text("{'loss': 0.1, 'reward': 0.5}\n")
+    result = call("diagnose", tmp_path)
+    assert result.exit_code == 3
+    assert "holds lines of TRL" in result.stderr and "wait for its first step" not in result.stderr
 
 
 def test_unknown_names_are_3(tmp_path: Path) -> None:
@@ -146,6 +165,73 @@ def test_json_to_a_file_beside_the_report(folder: Path, tmp_path: Path) -> None:
     result = call("diagnose", folder / "run", "--json", tmp_path / "audit.json")
     assert result.exit_code == 0 and result.stdout
     assert json.loads((tmp_path / "audit.json").read_text())["run"]["name"] == "exp"
+
+
+def test_no_log_is_ever_written_over(folder: Path) -> None:
+    log = folder / "run" / "toy" / "exp.jsonl"
+    before = log.read_bytes()
+    for option in ("--json", "--db"):
+        result = call("diagnose", folder / "run", option, log)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "it exists and is no" in result.stderr
+    with pytest.raises(AuditError):
+        audit(folder / "run", db=log)
+    assert log.read_bytes() == before
+
+
+def test_its_own_files_are_written_again(folder: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        result = call("diagnose", folder / "run", "--json", tmp_path / "a.json", "--db", tmp_path / "a.db")
+        assert result.exit_code == 0, result.stderr
+    with duckdb.connect(str(tmp_path / "other.db")) as con:
+        con.execute("CREATE TABLE meta (x INTEGER)")
+    assert call("diagnose", folder / "run", "--db", tmp_path / "other.db").exit_code == 2
+
+
+def program(*arguments: object, stdout: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "from verl_audit.cli import main; main()", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("arguments", [("diagnose",), ("sql", "select * from metrics"), ("rules", "list")], ids=str)
+def test_a_reader_that_goes_away_ends_it_quietly(folder: Path, arguments: tuple[str, ...]) -> None:
+    command, *rest = arguments
+    words = (command, folder / "evicting", *rest) if command != "rules" else arguments
+    read, write = os.pipe()
+    os.close(read)
+    process = program(*words, stdout=write)
+    os.close(write)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [("rules", "list"), ("--help",)], ids=str)
+def test_a_full_disk_is_2_and_one_sentence(arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = program(*arguments, stdout=full)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert said.decode().startswith("verl-audit: the output cannot be written: ") and said.count(b"\n") == 1
+
+
+def test_a_file_name_that_is_no_text(tmp_path: Path) -> None:
+    name = os.fsdecode(b"con\xff.jsonl")
+    write_jsonl(tmp_path / "p" / name, rows(range(31)))
+    found = document(tmp_path)
+    assert [s["path"].rpartition("/")[2] for s in found["sources"]] == ["con\\xff.jsonl"]
+    assert call("diagnose", tmp_path / "p" / name).exit_code == 0
+
+
+def test_files_that_were_not_read_are_in_the_document(folder: Path, tmp_path: Path) -> None:
+    write_run(tmp_path, rows(range(31)))
+    (tmp_path / "trajectory_trace.jsonl").write_text('{"event":"sample","step":1}\n')
+    (tmp_path / "run-x.wandb").touch()
+    (tmp_path / "train.py").write_text("print()\n")
+    found = document(tmp_path)["skipped"]
+    assert (found["count"], found["more"]) == (3, 0)
+    assert [f["reason"] for f in found["files"]] == ["empty", "per-trajectory trace: not read by this version"]
+    assert "2 files not read" in call("diagnose", tmp_path).stdout
 
 
 def test_the_store_can_be_read_by_another_process(folder: Path, tmp_path: Path) -> None:
@@ -266,6 +352,15 @@ def test_a_failing_case_is_1(tmp_path: Path) -> None:
     assert "FAIL broken: one: expected clear, got fired. lag_mean=3" in result.stdout
 
 
+def test_a_rule_without_cases_is_a_failure_and_a_folder_without_rules_an_error(tmp_path: Path) -> None:
+    empty = call("rules", "test", tmp_path)
+    assert (empty.exit_code, empty.stdout) == (2, "")
+    assert "no rule files" in empty.stderr
+    (tmp_path / "r.yaml").write_text(BROKEN.format(when="lag_mean > 1"))
+    result = call("rules", "test", tmp_path)
+    assert result.exit_code == 1 and "FAIL broken: it has no case" in result.stdout
+
+
 GOOD = BROKEN.format(when="lag_mean > 1")
 
 
@@ -329,7 +424,30 @@ def test_sql_with_a_baseline(folder: Path) -> None:
     assert lines == [{"role": "baseline", "n": 61}, {"role": "run", "n": 61}]
 
 
-@pytest.mark.parametrize("query", ["select nonsense", "selec 1", "select * from '/etc/passwd'", "", "-- nothing"])
+WRITING = ("drop table metrics", "select 1; select 2", "delete from metrics", "copy (select 1) to 'x'", "set threads=1")
+
+
+@pytest.mark.parametrize("query", ["describe steps", "show tables", "explain select 1", "with a as (select 1) from a"])
+def test_what_reads_may_be_asked(folder: Path, query: str) -> None:
+    assert call("sql", folder / "run", query).exit_code == 0
+
+
+def test_sql_over_a_kept_store(folder: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "a.db"
+    assert call("diagnose", folder / "run", "--db", kept).exit_code == 0
+    before = kept.read_bytes()
+    query = "select count(*) as n from metrics"
+    fresh = call("sql", folder / "run", query, "--format", "csv")
+    assert call("sql", kept, query, "--format", "csv").stdout == fresh.stdout
+    assert call("sql", kept, "drop table metrics").exit_code == 2
+    assert call("sql", kept, "select * from '/etc/passwd'").exit_code == 2
+    assert call("sql", kept, query, "--run", "exp").exit_code == 2
+    assert kept.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "query", ["select nonsense", "selec 1", "select * from '/etc/passwd'", "", "-- nothing", *WRITING]
+)
 def test_bad_sql_is_2_on_stderr(folder: Path, query: str) -> None:
     result = call("sql", folder / "run", query)
     assert (result.exit_code, result.stdout) == (2, "")

@@ -50,12 +50,32 @@ def test_as_given_is_what_set_takes() -> None:
         "switch_step=never",
         "a-rule.x=2026-01-01",
         "a-rule.x={a: 1}",
+        "fact.trainer=banana",
+        "fact.log_prob_mode=none",
+        "fact.staleness_strategy=evict",
+        "fact.groups_per_step=-4",
+        "fact.group_size=0",
+        "fact.total_steps=.nan",
+        "fact.learning_rate=.inf",
+        "fact.top_k=-2",
     ],
 )
 def test_a_bad_pair_is_an_error_that_names_it(pair: str) -> None:
     with pytest.raises(AuditError) as caught:
         read_settings([pair])
     assert pair.partition("=")[0] in str(caught.value)
+
+
+def test_a_refused_value_comes_with_those_allowed() -> None:
+    with pytest.raises(AuditError, match="colocate_async, fully_async, one_step_off, separate_async, sync, v0"):
+        read_settings(["fact.trainer=banana"])
+    with pytest.raises(AuditError, match="a number above 0"):
+        read_settings(["fact.groups_per_step=-4"])
+
+
+def test_facts_that_are_off_at_0_or_below() -> None:
+    found = read_settings(["fact.top_k=-1", "fact.staleness_threshold=0", "fact.temperature=0"])
+    assert found.facts == {"top_k": -1.0, "staleness_threshold": 0.0, "temperature": 0.0}
 
 
 def write(folder: Path, text: str) -> Path:
@@ -92,8 +112,9 @@ def test_a_bad_file_is_an_error_that_names_it(text: str, tmp_path: Path) -> None
 
 
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(AuditError, match=r"absent\.toml"):
+    with pytest.raises(AuditError, match=r"absent\.toml") as caught:
         read_settings(file=tmp_path / "absent.toml")
+    assert str(caught.value).count("absent.toml") == 1
 
 
 def test_a_parameter_of_no_rule_is_refused() -> None:
@@ -104,3 +125,9 @@ def test_a_parameter_of_no_rule_is_refused() -> None:
         rules.with_params({"staleness-lag-note.nope": 3})
     changed = {r.id: r for r in rules.with_params({"staleness-lag-note.note": 3}).rules}
     assert changed["staleness-lag-note"].params["note"].value == 3
+
+
+@pytest.mark.parametrize("value", ["abc", True, float("nan"), float("inf"), 10**400])
+def test_a_parameter_keeps_the_type_of_its_default(value: float | str) -> None:
+    with pytest.raises(RuleError, match=r"sync-share\.share.* must be a number"):
+        load_rules().with_params({"sync-share.share": value})

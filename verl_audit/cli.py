@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from verl_audit.errors import AuditError, NothingToJudge
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from duckdb import DuckDBPyConnection
     from rich.console import Console
 
     from verl_audit.diagnose.rules import Severity
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 OK, FOUND, BAD, NOTHING = 0, 1, 2, 3
 """Exit codes: done; a finding at or above --fail-on; bad usage or unreadable input; nothing could be judged."""
+BROKEN_PIPE = 141
+"""Exit code when the reader of the output went away, as a shell reports it (128 + SIGPIPE)."""
 
 run_argument = click.argument("run_dir", type=click.Path(path_type=Path))
 run_option = click.option("--run", "run_name", metavar="NAME", help="Which run, when RUN_DIR holds several.")
@@ -43,7 +48,38 @@ set_option = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Program(click.Group):
+    """Commands whose output may end early: a closed pipe ends quietly, a full disk with a sentence."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the program; --help and --version print before any command is chosen."""
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            _output_failed(error)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command and flush what it printed, so that a failure shows here and not at interpreter exit."""
+        try:
+            try:
+                return super().invoke(ctx)
+            finally:
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+        except OSError as error:
+            _output_failed(error)
+
+
+def _output_failed(error: OSError) -> None:
+    with suppress(OSError, ValueError):  # what is left in the buffer goes nowhere, or exit would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        sys.exit(BROKEN_PIPE)
+    what = error.filename or "the output cannot be written"
+    _stop(AuditError(f"{what}: {error.strerror or error}"), BAD)
+
+
+@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="verl-audit")
 def main() -> None:
     """Why did reward get slower after going asynchronous?
@@ -102,6 +138,8 @@ def diagnose(
     """Say why the run in RUN_DIR (a directory, or one log file) learns slower, or what was not recorded."""
     from verl_audit.pipeline import audit
 
+    with _errors():
+        _check_targets(json_file, db)
     with _errors(), _progress() as progress:
         found = audit(
             run_dir,
@@ -118,6 +156,18 @@ def diagnose(
             _write(Path(json_file), found.to_json())
         _report(found.document, verbose=verbose)
     sys.exit(_exit_code(found.document, fail_on, strict=strict))
+
+
+def _check_targets(json_file: str | None, db: Path | None) -> None:
+    """Refuse to write over what is not ours before anything is read, a log above all."""
+    from verl_audit.report.targets import check_db, check_json
+
+    if json_file and json_file != "-":
+        check_json(Path(json_file))
+    if db is not None:
+        check_db(db)
+        if json_file and Path(json_file).resolve() == db.resolve():
+            raise AuditError(f"{db}: given for both --json and --db")
 
 
 def _report(document: dict[str, Any], *, verbose: bool) -> None:
@@ -164,14 +214,27 @@ def signals(run_dir: Path, run_name: str | None, pairs: tuple[str, ...]) -> None
 @run_option
 @click.option("--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
 def sql(run_dir: Path, query: str, baselines: tuple[str, ...], run_name: str | None, form: str) -> None:
-    """Run a query over the store of RUN_DIR, e.g. 'select step, lag_oldest_mean from steps'."""
-    from verl_audit.pipeline import load_all
+    """Run a query over the store of RUN_DIR, e.g. 'select step, lag_oldest_mean from steps'.
+
+    RUN_DIR may also be a file that `diagnose --db` wrote; it is only read.
+    """
     from verl_audit.report.rows import print_rows
 
-    with _errors(), _progress() as progress:
-        loaded = load_all(run_dir, baselines, run=run_name, progress=progress)
     with _errors():
-        print_rows(loaded.store, query, form, _console())
+        store = _store(run_dir, baselines, run_name)
+        print_rows(store, query, form, _console())
+
+
+def _store(run_dir: Path, baselines: tuple[str, ...], run_name: str | None) -> DuckDBPyConnection:
+    from verl_audit.pipeline import load_all
+    from verl_audit.report.targets import is_store, open_kept
+
+    if not is_store(run_dir):
+        with _progress() as progress:
+            return load_all(run_dir, baselines, run=run_name, progress=progress).store
+    if baselines or run_name is not None:
+        raise AuditError(f"{run_dir} is a kept store: --baseline and --run were chosen when it was written")
+    return open_kept(run_dir)
 
 
 @main.group()
@@ -211,7 +274,7 @@ def rules_show(rule_id: str, rule_dirs: tuple[Path, ...]) -> None:
 @rules.command("test")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
 def rules_test(paths: tuple[Path, ...]) -> None:
-    """Run the cases in rule files: those shipped, or those under PATH."""
+    """Run the cases in rule files: those shipped, or those under PATH. A rule without cases fails."""
     from verl_audit.diagnose.cases import missing_kinds, run_cases
     from verl_audit.pipeline import load_rules
 
@@ -223,11 +286,14 @@ def rules_test(paths: tuple[Path, ...]) -> None:
         click.echo(
             f"FAIL {result.rule}: {result.case}: expected {result.expected}, got {result.got}. {result.detail}".rstrip()
         )
+    untested = [rule for rule in loaded if not rule.cases]
+    for rule in untested:
+        click.echo(f"FAIL {rule.id}: it has no case")
     for rule in loaded:
-        if lacks := missing_kinds(rule):
+        if rule.cases and (lacks := missing_kinds(rule)):
             click.echo(f"note {rule.id}: no case that is {', '.join(lacks)}")
-    click.echo(f"{len(loaded)} rules, {len(results)} cases, {len(failed)} failed")
-    sys.exit(FOUND if failed else OK)
+    click.echo(f"{len(loaded)} rules, {len(results)} cases, {len(failed) + len(untested)} failed")
+    sys.exit(FOUND if failed or untested else OK)
 
 
 def _settings(pairs: tuple[str, ...], rule_dirs: tuple[Path, ...] = (), config: Path | None = None) -> Settings:
@@ -246,7 +312,11 @@ def _write(path: Path, text: str) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=False)
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, "the reader went away")  # rich would exit 1, the code of a finding
+
+    return Output(highlight=False, soft_wrap=False)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from verl_audit.diagnose.verdict import decide
 from verl_audit.errors import AuditError, NothingToJudge
 from verl_audit.ingest.adapters import Adapter, KeyMapping, choose_adapter, map_keys, setting_for
 from verl_audit.ingest.detect import detect, plain
-from verl_audit.ingest.discover import Discovery, discover
+from verl_audit.ingest.discover import Discovery, Skipped, discover
 from verl_audit.ingest.events import errors
 from verl_audit.ingest.model import ConfigFound, Event, Parsed
 from verl_audit.ingest.read import read_all
@@ -26,6 +27,7 @@ from verl_audit.measure.compute import Context, compute
 from verl_audit.measure.model import Scalar
 from verl_audit.measure.run import load as load_run_data
 from verl_audit.report.document import Outcome, build, to_json
+from verl_audit.report.targets import check_db
 from verl_audit.settings import Settings
 from verl_audit.store.database import lock_down, open_store, publish
 from verl_audit.store.load import (
@@ -56,7 +58,7 @@ class Source:
     def shown(self, path: Path) -> str:
         """A path as reports show it: below the name of the given directory, no machine path before it."""
         top = self.root.resolve().name if self.root.name in ("", ".", "..") else self.root.name
-        return (
+        return printable(
             top
             if path == self.root
             else f"{top}/{path.relative_to(self.root)}"
@@ -64,13 +66,24 @@ class Source:
             else path.name
         )
 
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What was not read, with paths as shown."""
+        return tuple(replace(s, path=Path(self.shown(s.path))) for s in self.discovery.skipped)
+
     def names(self) -> list[str]:
         """Shown paths of the parsed files."""
         return [self.shown(p.path) for p in self.parsed]
 
-    def metric_runs(self) -> list[Run]:
-        """Runs that hold at least one metric value."""
-        return [run for run in self.runs if any(len(self.parsed[i].metrics) for i, _ in run.units)]
+    def candidates(self) -> list[Run]:
+        """Runs that can be judged: those with a metric value, and those that name themselves and died of an error."""
+        return [run for run in self.runs if self._has_metrics(run) or self._died(run)] or list(self.runs)
+
+    def _has_metrics(self, run: Run) -> bool:
+        return any(len(self.parsed[i].metrics) for i, _ in run.units)
+
+    def _died(self, run: Run) -> bool:
+        sources = [self.parsed[i] for i, _ in run.units]
+        return any(p.identity.experiment for p in sources) and bool(errors(("", e) for p in sources for e in p.events))
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,13 @@ class Loaded:
     baselines: tuple[RunInput, ...]
     adapters: Mapping[str, Adapter]
     events: Mapping[str, tuple[tuple[str, Event], ...]]
+    skipped: tuple[Skipped, ...] = ()
+    """Files below the audited path that were not read."""
+
+
+def printable(text: str) -> str:
+    """Bytes of a file name that are no UTF-8 as `\\xff`, since no store and no report takes them as they are."""
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
 def read_source(path: Path, progress: Progress | None = None) -> Source:
@@ -112,7 +132,7 @@ def read_source(path: Path, progress: Progress | None = None) -> Source:
 
 def choose_run(source: Source, name: str | None, *, option: str) -> Run:
     """The run asked for, else the only one; the error message is the list to choose from."""
-    runs = source.metric_runs() or list(source.runs)
+    runs = source.candidates()
     if name is not None:
         runs = [run for run in source.runs if run.name == name]
     if len(runs) == 1:
@@ -139,7 +159,8 @@ def _described(source: Source, run: Run) -> str:
 
 
 def _nothing_found(source: Source) -> str:
-    looked = [f"  {source.shown(s.path)}: {s.reason}" for s in source.discovery.skipped[:8]]
+    telling = sorted(source.discovery.skipped, key=lambda s: not s.notable)
+    looked = [f"  {source.shown(s.path)}: {s.reason}" for s in telling[:8]]
     more = len(source.discovery.skipped) - 8
     lines = "\n".join([*looked, *([f"  and {more} more"] if more > 0 else [])]) or "  it is empty"
     return (
@@ -158,6 +179,8 @@ def load_all(
     progress: Progress | None = None,
 ) -> Loaded:
     """Read the run and its baselines into a store, reconciled and mapped to signals; `db` also writes it to a file."""
+    if db is not None:
+        check_db(db)
     store = open_store()
     sources = [(read_source(path, progress), run, "run")]
     sources += [(read_source(root, progress), name, "baseline") for root, name in map(_baseline, baselines)]
@@ -192,7 +215,7 @@ def load_all(
     if db is not None:
         publish(store, db)
     lock_down(store)
-    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events)
+    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events, sources[0][0].skipped())
 
 
 def _lives(source: Source, run: Run, seen: set[tuple[Path, int]]) -> set[tuple[Path, int]]:
@@ -213,14 +236,11 @@ def _baseline(given: str | Path) -> tuple[Path, str | None]:
 
 
 def _run_input(source: Source, run: Run, role: str, taken: set[str]) -> RunInput:
-    name = (
-        run.name
-        if run.name not in taken
-        else next(f"{run.name}~{n}" for n in range(2, 99) if f"{run.name}~{n}" not in taken)
-    )
+    shown = printable(run.name)
+    name = shown if shown not in taken else next(f"{shown}~{n}" for n in range(2, 99) if f"{shown}~{n}" not in taken)
     config = _config(source, run)
     flat = {} if config is None else {key: (value, config.origin) for key, value in _flatten(config.tree)}
-    return RunInput(name, role, run.name, run.units, run.because, config=flat)
+    return RunInput(name, role, shown, run.units, tuple(map(printable, run.because)), config=flat)
 
 
 def _config(source: Source, run: Run) -> ConfigFound | None:
@@ -312,6 +332,7 @@ def audit(
         verdict=decide(judged, findings, symptom, measures),
         coverage=coverage(data[0], lambda signal: setting_for(signal, adapter) if adapter else None),
         events=loaded.events[loaded.run.run],
+        skipped=loaded.skipped,
         settings=settings.as_given(),
     )
     return Audit(build(outcome, loaded.store), loaded.store)
@@ -340,7 +361,10 @@ def _require_something(loaded: Loaded, *, died: bool) -> None:
     if not values:
         raise NothingToJudge(
             f"{loaded.run.name}: logs were found, but they hold no metric line and no error to explain it. "
-            "If the run is young, wait for its first step; else give the directory the logger wrote to."
+            + (
+                "".join(f"\n  not read: {s.path}: {s.reason}" for s in loaded.skipped if s.notable)
+                or "If the run is young, wait for its first step; else give the directory the logger wrote to."
+            )
         )
     known = loaded.store.execute(
         "SELECT DISTINCT key FROM metrics WHERE run = ? ORDER BY key LIMIT 5", [loaded.run.run]

@@ -11,7 +11,9 @@ from pathlib import Path
 import yaml
 
 from verl_audit.errors import AuditError
+from verl_audit.ingest.adapters import TRAINERS
 from verl_audit.measure.model import Scalar, catalog
+from verl_audit.measure.symptom import RUN_SD
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,6 +21,14 @@ else:  # pragma: no cover
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 FILE_NAME = "verl-audit.toml"
+ALLOWED: Mapping[str, tuple[str, ...]] = {
+    "trainer": tuple(sorted(TRAINERS)),
+    "log_prob_mode": ("bypass", "decoupled"),
+    "staleness_strategy": ("drop", "wait"),
+}
+"""Facts in text that the rules compare with these words and no others."""
+LEAST: Mapping[str, float] = {"top_k": -1, "staleness_threshold": 0, "fa_staleness_share": 0, "temperature": 0}
+"""Smallest values of the facts that may be 0 or -1 (off); any other number is above 0."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +37,14 @@ class Settings:
 
     params: Mapping[str, Scalar] = field(default_factory=dict)
     facts: Mapping[str, Scalar] = field(default_factory=dict)
-    run_sd: float = 0.15
+    run_sd: float = RUN_SD
     switch_step: float | None = None
     rule_dirs: tuple[Path, ...] = ()
 
     def as_given(self) -> dict[str, Scalar]:
         """The overrides in the form in which `--set` takes them, for the record."""
         given: dict[str, Scalar] = {**self.params, **{f"fact.{k}": v for k, v in self.facts.items()}}
-        if self.run_sd != 0.15:
+        if self.run_sd != RUN_SD:
             given["run_sd"] = self.run_sd
         if self.switch_step is not None:
             given["switch_step"] = self.switch_step
@@ -62,7 +72,9 @@ def _read_file(path: Path) -> dict[str, object]:
     try:
         read: dict[str, object] = tomllib.loads(path.read_text(encoding="utf-8"))
         return read
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise AuditError(f"{path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise AuditError(f"{path}: {error}") from None
 
 
@@ -95,7 +107,7 @@ def _sorted_out(values: Mapping[str, object], rule_dirs: tuple[Path, ...]) -> Se
             params[key] = value
         else:
             raise AuditError(f"setting {key!r} is not known: it is run_sd, switch_step, fact.NAME or RULE.PARAMETER")
-    return Settings(params, facts, numbers.get("run_sd", 0.15), numbers.get("switch_step"), rule_dirs)
+    return Settings(params, facts, numbers.get("run_sd", RUN_SD), numbers.get("switch_step"), rule_dirs)
 
 
 def _number(key: str, value: object) -> float:
@@ -112,4 +124,14 @@ def _fact(key: str, value: Scalar) -> str:
     kind = "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
     if kind != catalog()[name].type:
         raise AuditError(f"setting {key}: {value!r} is a {kind}; the fact is a {catalog()[name].type}")
+    if name in ALLOWED and value not in ALLOWED[name]:
+        raise AuditError(f"setting {key}: {value!r} is none of {', '.join(ALLOWED[name])}")
+    if kind == "number" and not _in_range(name, float(value)):
+        least = f"{LEAST[name]:g} or more" if name in LEAST else "a number above 0"
+        raise AuditError(f"setting {key}: {value!r} is out of range; it must be {least}")
     return name
+
+
+def _in_range(name: str, value: float) -> bool:
+    least = LEAST.get(name)
+    return math.isfinite(value) and (value > 0 if least is None else value >= least)

@@ -216,3 +216,46 @@ def test_read_all_goes_on_after_a_crash(tmp_path: Path, monkeypatch: pytest.Monk
     assert by_format["verl_jsonl"].metrics.records == 1
     assert ("b.jsonl", len(LOGGER)) in heard
     assert len(heard) == 6
+
+
+def test_content_decides_and_not_the_name(tmp_path: Path) -> None:
+    event = (tmp_path / "events.out.tfevents.1.h.1.0", tmp_path / "tb.log")
+    event[0].write_bytes(b"\x18" + bytes(7) + b'\xa3\x7fK"' + b"\x09" + bytes(8) + b"\x1a\rbrain.Event:2" + bytes(4))
+    event[0].rename(event[1])
+    make(tmp_path, {"console.bin": STEP, "logger.dat": LOGGER, "model.bin": b"\x80\x02}q\0" + bytes(range(256)) * 9})
+    result = discover([tmp_path])
+    assert found(result, tmp_path) == {
+        "console.bin": "verl_console",
+        "logger.dat": "verl_jsonl",
+        "tb.log": "tensorboard",
+    }
+    assert skipped(result, tmp_path) == {"model.bin": "pickle: never opened"}
+
+
+def test_what_may_never_be_opened_is_not(tmp_path: Path) -> None:
+    make(tmp_path, {f"x{suffix}": STEP for suffix in (".pt", ".pkl", ".pth", ".safetensors", ".gguf")})
+    assert discover([tmp_path]).files == ()
+
+
+SLIME = "(RolloutManager pid=9) [2026-04-15 07:57:53] rollout.py:1193 - perf 0: {'rollout/response_len/mean': 27.5}\n"
+TRL = "{'loss': 0.0, 'grad_norm': 4.9e-06, 'reward': 0.5}\n"
+
+
+def test_logs_with_a_dict_a_line_are_told_by_their_framework(tmp_path: Path) -> None:
+    make(tmp_path, {"s.log": SLIME * 3, "t.log": "Traceback (most recent call last):\n" + TRL, "v.log": TRL + STEP})
+    result = discover([tmp_path])
+    assert found(result, tmp_path) == {"v.log": "verl_console"}
+    assert skipped(result, tmp_path) == {
+        "s.log": "holds lines of slime (a dict per line), not read by this version",
+        "t.log": "holds lines of TRL (a dict per line), not read by this version",
+    }
+    assert all(s.notable for s in result.skipped)
+
+
+def test_only_what_may_hold_the_run_is_worth_telling(tmp_path: Path) -> None:
+    make(tmp_path, {"console.log.gz": b"\x1f\x8b\x08", "run.wandb": "", "events.out.tfevents.1.h": ""})
+    make(
+        tmp_path, {"trace.jsonl": '{"event": "sample"}\n', "__init__.py": "", "a.py": "x = 1\n", "logo.png": b"\x89PNG"}
+    )
+    told = {s.path.name for s in discover([tmp_path]).skipped if s.notable}
+    assert told == {"console.log.gz", "run.wandb", "events.out.tfevents.1.h", "trace.jsonl"}

@@ -63,7 +63,7 @@ def finding(rule: str = "eviction-stale-groups", **changes: Any) -> dict[str, An
 
 def document(**changes: Any) -> dict[str, Any]:
     """A small valid document: eviction at work, harm untested, one signal missing."""
-    entry = {"signal": "evicted_lengths", "standing": "missing", "because": "not logged", "record": "set traces=true"}
+    entry = {"signal": "stale_groups", "standing": "missing", "because": "not logged", "record": "set fates=true"}
     facts = {"framework": fact("verl"), "trainer": fact("separate_async"), "trainer_family": fact("v1")}
     made = {
         "schema_version": "1.0",
@@ -82,6 +82,7 @@ def document(**changes: Any) -> dict[str, Any]:
         },
         "baselines": [{"name": "sync", "facts": {"framework": fact("verl"), "trainer": fact("sync")}}],
         "sources": [source("toy/console.log"), source("toy/run.jsonl")],
+        "skipped": {"count": 0, "files": [], "more": 0},
         "problems": [],
         "coverage": {
             "keys": {"mapped": 71, "known": 39, "unknown": 1},
@@ -93,7 +94,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "causes": {
             "mismatch": cause(),
             "staleness": cause("cannot_tell", missing=["ess"]),
-            "eviction": cause("cannot_tell", risk=True, missing=["evicted_lengths"]),
+            "eviction": cause("cannot_tell", risk=True, missing=["stale_groups"]),
             "sync": cause(),
         },
         "verdict": verdict(),
@@ -138,7 +139,7 @@ def verdict(**changes: Any) -> dict[str, Any]:
         "confidence": "medium",
         "because": "the effect is not measured",
         "sentence": SENTENCE,
-        "missing": ["evicted_lengths"],
+        "missing": ["stale_groups"],
     } | changes
 
 
@@ -281,8 +282,51 @@ def test_control_characters_are_stripped() -> None:
 
 def test_missing_signals_name_their_setting() -> None:
     text = flat(shown(document()))
-    assert "What would decide it evicted_lengths set traces=true" in text
-    assert "1. Record evicted_lengths: set traces=true" in text
+    assert "What would decide it stale_groups set fates=true" in text
+    assert "1. Record stale_groups: set fates=true" in text
+
+
+def test_what_only_traces_hold_is_no_advice() -> None:
+    """No user can follow it while no trace is read; a trace that is there is named."""
+    doc = document(verdict=verdict(missing=["evicted_lengths"]))
+    doc["coverage"]["causes"]["eviction"] = [
+        {
+            "signal": "evicted_lengths",
+            "standing": "missing",
+            "because": "no metric carries it",
+            "record": "record per-trajectory traces with a row for every evicted trajectory",
+        },
+        {
+            "signal": "gap_at_lag0",
+            "standing": "missing",
+            "because": "no step was at lag 0",
+            "record": "record per-trajectory traces, or run 20 steps",
+        },
+    ]
+    text = flat(shown(doc))
+    assert "evicted_lengths no framework metric carries it, and this version reads no traces" in text
+    assert "record per-trajectory" not in text
+    assert "no step was at lag 0. Setting: run 20 steps." in text
+    assert "evicted_lengths" not in next_block(shown(doc))
+    doc["skipped"] = {
+        "count": 1,
+        "files": [{"path": "run/t.jsonl", "reason": "per-trajectory trace: not read by this version"}],
+        "more": 0,
+    }
+    assert "run/t.jsonl may hold it, but this version reads no traces" in flat(shown(doc))
+
+
+def test_validation_is_asked_for_where_none_is_logged() -> None:
+    doc = document(findings=[], verdict=verdict(missing=[]))
+    entry = {"signal": "validation", "standing": "missing", "because": "not logged", "record": "trainer.test_freq=10"}
+    doc["coverage"]["causes"]["symptom"] = [entry]
+    assert next_block(shown(doc)) == "Next 1. Record validation: trainer.test_freq=10"
+
+
+def test_what_no_setting_records_is_not_a_next_step() -> None:
+    doc = document(findings=[])
+    doc["coverage"]["causes"]["eviction"][0]["record"] = "logged by every trainer; nothing to set"
+    assert next_block(shown(doc)) == "Next 1. Nothing to change."
 
 
 def test_a_missing_baseline_names_the_option() -> None:
@@ -310,7 +354,54 @@ def test_a_dead_run_shows_its_exception_and_frames() -> None:
     assert text.index("TypeError: no 'flush'") < text.index("The four steps")
     assert "f8.py" in text and "f0.py" not in text
     assert "no training step logged" in flat(text)
+    assert "byte 7 of the log" in flat(text)
+    assert "The four steps not judged: no training step was logged" in flat(text)
+    assert "Reward" not in text and "cannot tell" not in text and "Baseline  none" not in text
+    error["offset"] = 0
+    assert "byte 0" not in shown(doc)
     assert next_block(text).startswith("Next 1. Repair what stopped the run: TypeError")
+
+
+def test_a_run_that_crashed_on_its_way_is_headed_so() -> None:
+    doc = document()
+    error = {"exception": "RuntimeError: out of memory", "frames": [], "offset": 7}
+    doc["run"] |= {"ended": "crashed", "last_error": error, "last_step": 37}
+    assert shown(doc).splitlines()[:2] == ["CRASHED at step 37", "UNDETERMINED"]
+
+
+def test_restarts_are_told() -> None:
+    doc = document()
+    doc["run"]["reconciled"] = {"differences": 0, "rewritten": 12}
+    assert "Restarted 12 values of earlier process lives replaced" in flat(shown(doc))
+    doc["run"]["reconciled"]["rewritten"] = 0
+    assert "Restarted" not in shown(doc)
+
+
+def test_an_interval_without_width_is_left_out() -> None:
+    doc = document()
+    doc["causes"]["mismatch"]["damage"] = {"estimate": 0.002, "low": 0.002, "high": 0.002}
+    assert "0.2% (" not in shown(doc) and "0.2%" in shown(doc)
+
+
+def test_one_step_is_one_step() -> None:
+    doc = document()
+    doc["run"] |= {"first_step": 83, "last_step": 83, "steps_logged": 1}
+    assert ", step 83 of 60," in flat(shown(doc))
+
+
+def test_files_that_were_not_read_are_named() -> None:
+    files = [{"path": "run/console.log.gz", "reason": "gzip: unpack it first"}]
+    text = flat(shown(document(skipped={"count": 5, "files": files, "more": 2})))
+    assert "3 files not read (and 2 files of other kinds):" in text
+    assert "run/console.log.gz: gzip: unpack it first and 2 more" in text
+    assert "not read" not in shown(document(skipped={"count": 5, "files": [], "more": 0}))
+
+
+def test_a_few_problems_are_told_once() -> None:
+    rows = [{"path": "a.log", "offset": 0, "kind": "torn line", "detail": "cut", "count": 2}]
+    text = flat(shown(document(problems=rows)))
+    assert text.count("torn line") == 1 and "a.log: torn line: cut, 2 times" in text
+    assert "All 1" not in text
 
 
 def test_at_most_three_next_steps() -> None:
@@ -323,6 +414,13 @@ def test_at_most_three_next_steps() -> None:
 def test_a_named_cause_is_mended_before_more_is_recorded() -> None:
     text = next_block(shown(document(verdict=verdict(outcome="cause", causes=["eviction"], risks=[]))))
     assert text.startswith("Next 1. Set trainer.v1.sampler.max_off_policy_strategy=wait (price: waiting)")
+
+
+def test_a_next_step_is_the_experiment_without_its_reading() -> None:
+    doc = document(findings=[finding(confirm="Run 20 steps at verl.v1. A gap that stays is kernels.")])
+    assert "To confirm eviction-stale-groups: Run 20 steps at verl.v1." in next_block(shown(doc))
+    assert "A gap that stays is kernels." in flat(shown(doc)).split("Next")[0]
+    assert "A gap that stays" not in next_block(shown(doc))
 
 
 def test_findings_stand_gravest_first() -> None:
@@ -381,12 +479,19 @@ def test_rules_without_data_are_counted_with_their_reasons() -> None:
 
 
 def test_coverage_names_missing_inert_corrupt_and_unknown() -> None:
-    text = flat(shown(document()))
+    assert "Setting: set fates=true" not in flat(shown(document()))  # "What would decide it" has it already
+    text = flat(shown(document(), verbose=True))
     assert "111 metric keys: 71 used, 39 known and not needed, 1 unknown" in text
-    assert "evicted_lengths (for eviction): not logged. Setting: set traces=true" in text
+    assert "stale_groups (for eviction): not logged. Setting: set fates=true" in text
     assert "clip_share: 0 by construction" in text
     assert "chi2_seq: padding rows count" in text
     assert "custom/key" in text
+
+
+def test_a_reason_that_begins_like_another_is_told_once() -> None:
+    doc = document()
+    doc["run"]["inert"] = {"clip_share": "0 by construction and blind", "clip_lower_share": "0 by construction"}
+    assert "clip_lower_share, clip_share: 0 by construction and blind" in flat(shown(doc))
 
 
 def test_the_ledger_does_not_count_the_unlogged_as_zero() -> None:

@@ -1,5 +1,7 @@
 """Finds the files of a run that can be read, by what is in them; any other file is listed with the reason.
 
+Content decides; a suffix does so only for formats that are never opened, and for what content leaves open.
+
 Links are looked at last, so that `wandb/latest-run` never hides the directory it points to, and no file or
 directory is visited twice.
 """
@@ -33,8 +35,7 @@ _SKIPPED_DIRS = {
 _CHECKPOINT = re.compile(r"global_step_\d+$")
 _NEVER_OPENED = {
     **dict.fromkeys((".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"), "pickle: never opened"),
-    **dict.fromkeys((".safetensors", ".bin", ".distcp", ".gguf", ".npy", ".npz"), "model or tensor data"),
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf", ".mp4", ".so", ".whl"), "not a log"),
+    **dict.fromkeys((".safetensors", ".distcp", ".gguf", ".npy", ".npz"), "model or tensor data"),
 }
 _NOT_LOGS = {
     ".py",
@@ -51,20 +52,35 @@ _NOT_LOGS = {
     ".ini",
     ".c",
     ".cu",
+    ".svg",
+    ".pdf",
 }
-_MAGICS: tuple[tuple[bytes, str], ...] = (
+_LOG_NAME = re.compile(r"\.(?:wandb|jsonl|ndjson|log|db|swanlab)$|tfevents|(?:^|/)(?:output|console|train)\.txt$")
+_UNREAD: tuple[tuple[bytes, str], ...] = (
     (b":SWL", "SwanLab log: not read yet; use the run's console log or another tracker"),
     (b"SQLite format 3\0", "SQLite database (trackio, MLflow): not read yet; use another source of the run"),
     (b"\x1f\x8b", "gzip: unpack it first"),
     (b"\x28\xb5\x2f\xfd", "zstd: unpack it first"),
-    (b"PK\x03\x04", "zip: unpack it first"),
+)
+"""First bytes of formats that hold what a run logged, or may hold it, and are not read."""
+_MAGICS: tuple[tuple[bytes, str], ...] = (
+    (b"PK\x03\x04", "zip archive, as saved models are: unpack it first if it holds logs"),
     (b"PAR1", "parquet: not a metric log"),
+    (b"\x80\x02", "pickle: never opened"),
+    (b"\x80\x03", "pickle: never opened"),
+    (b"\x80\x04", "pickle: never opened"),
+    (b"\x80\x05", "pickle: never opened"),
 )
-_CONSOLE_MARK = re.compile(
-    rb"step:-?\d+ - [^\n]{0,400}/|\(\w[\w:. -]{0,120} pid=\d+(?:, ip=[^)\s]+)?\)|\[validate_config\]"
-    rb"|Traceback \(most recent call last\)|Training Progress: "
+TRACE = "per-trajectory trace: not read by this version"
+_VERL_MARK = re.compile(rb"step:-?\d+ - [^\n]{0,400}/|\[validate_config\]|Training Progress: ")
+_VERL_WORDS = (b"step:", b"[validate_config]", b"Training Progress: ")
+_ANY_MARK = re.compile(rb"\(\w[\w:. -]{0,120} pid=\d+(?:, ip=[^)\s]+)?\)|Traceback \(most recent call last\)")
+_ANY_WORDS = (b" pid=", b"Traceback (most")
+_DICT_LINE = re.compile(
+    rb"(?P<slime>\b(?:perf|step|rollout|eval|train) \d+: \{'[\w./-]+': )"
+    rb"|\{'(?:loss|reward|num_tokens|train_loss|train_runtime|eval_\w+)': ['\d-]"
 )
-_CONSOLE_WORDS = (b"step:", b" pid=", b"[validate_config]", b"Traceback (most", b"Training Progress: ")
+"""Metrics printed as a Python dict: slime puts a word and a number before it, TRL nothing."""
 _LONGEST_SEARCH = 1 << 30
 _CONTROL = bytes({*range(1, 32)} - {*b"\t\n\v\f\r\b\x1b"})
 _BLANK = b"\0 \r\n\t"
@@ -89,6 +105,8 @@ class Skipped:
 
     path: Path
     reason: str
+    notable: bool = False
+    """Whether it may hold what the run logged, so that a report names it; the others are only counted."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +129,8 @@ class _Walk:
     seen: set[str] = field(default_factory=set)
     links: deque[Path] = field(default_factory=deque)
 
-    def skip(self, path: Path, reason: str) -> None:
-        self.skipped.append(Skipped(path, reason))
+    def skip(self, path: Path, reason: str, *, notable: bool = False) -> None:
+        self.skipped.append(Skipped(path, reason, notable))
 
     def add(self, path: Path, form: Format) -> None:
         found = Found(path, form)
@@ -169,7 +187,7 @@ def _directory(path: Path, walk: _Walk) -> None:
     if _CHECKPOINT.match(name):
         walk.skip(path, "checkpoint")
     elif name in _SKIPPED_DIRS:
-        walk.skip(path, _SKIPPED_DIRS[name])
+        walk.skip(path, _SKIPPED_DIRS[name], notable=name == "mlruns")
     elif name == ".hydra" and (path / "config.yaml").is_file():
         walk.add(path / "config.yaml", "hydra")
     else:
@@ -181,9 +199,11 @@ def _directory(path: Path, walk: _Walk) -> None:
 
 
 def _file(path: Path, walk: _Walk) -> None:
-    reason = _NEVER_OPENED.get(path.suffix.lower())
-    if reason or path.stat().st_size == 0:
-        walk.skip(path, reason or "empty")
+    if reason := _NEVER_OPENED.get(path.suffix.lower()):
+        walk.skip(path, reason)
+        return
+    if path.stat().st_size == 0:
+        walk.skip(path, "empty", notable=bool(_LOG_NAME.search(path.as_posix())))
         return
     with path.open("rb") as stream:
         head = stream.read(_HEAD)
@@ -201,19 +221,22 @@ def _recognise(path: Path, head: bytes) -> Found | Skipped:
     suffix = path.suffix.lower()
     if form := _by_signature(path, suffix, head):
         return Found(path, form)
+    if reason := next((reason for magic, reason in _UNREAD if head.startswith(magic)), None):
+        return Skipped(path, reason, notable=True)
     if suffix in (".jsonl", ".ndjson", ".json") or head.lstrip(_BLANK).startswith(b'{"'):
         return _recognise_json(path, head)
+    if suffix in (".csv", ".tsv"):
+        chart = head.startswith(b'"Step",')
+        return Skipped(path, _CHART if chart else _TABLE, notable=chart)
     if reason := _not_a_log(path, suffix, head):
         return Skipped(path, reason)
-    if _has_console_mark(path):
-        return Found(path, "verl_console")
-    return Skipped(path, "no step line and no mark of verl or Ray in it")
+    return _recognise_console(path)
 
 
 def _by_signature(path: Path, suffix: str, head: bytes) -> Format | None:
     if head.startswith(WANDB_MAGIC[:4]) or suffix == ".wandb":
         return "wandb"
-    if "tfevents" in path.name:
+    if b"brain.Event:" in head[:64] or "tfevents" in path.name:
         return "tensorboard"
     return "hydra" if suffix in (".yaml", ".yml") and _is_config(head) else None
 
@@ -224,8 +247,6 @@ def _not_a_log(path: Path, suffix: str, head: bytes) -> str | None:
         return magic
     if suffix in (".yaml", ".yml"):
         return "not a verl configuration"
-    if suffix in (".csv", ".tsv"):
-        return _CHART if head.startswith(b'"Step",') else _TABLE
     if path.name.startswith("debug") and path.parent.name == "logs":
         return "wandb's own debug log"
     return "not a log" if suffix in _NOT_LOGS or _is_binary(head) else None
@@ -245,9 +266,9 @@ def _recognise_json(path: Path, head: bytes) -> Found | Skipped:
     if DUMP_NAME.fullmatch(path.name) and ("input" in row or "output" in row or _DUMP_START.match(start)):
         return Found(path, "dump")
     if "event" in row:
-        return Skipped(path, "per-trajectory trace: not read yet")
+        return Skipped(path, TRACE, notable=True)
     if path.name == "trainer_state.json":
-        return Skipped(path, "TRL trainer state: not read yet")
+        return Skipped(path, "TRL trainer state: not read yet", notable=True)
     return Skipped(path, "JSON of a kind that is not known")
 
 
@@ -265,14 +286,28 @@ def _is_binary(head: bytes) -> bool:
     return control > len(text) // 20
 
 
-def _has_console_mark(path: Path) -> bool:
-    """Search the whole file: sampled text can fill megabytes before the first step line."""
+def _recognise_console(path: Path) -> Found | Skipped:
+    """Search the whole file: sampled text can fill megabytes before the first step line.
+
+    Ray prefixes and tracebacks are in the logs of other frameworks too, so lines that are dicts outweigh them.
+    """
+    other, framework = False, None
     searched, tail = 0, b""
     with path.open("rb") as stream:
         while (chunk := stream.read(_CHUNK)) and searched < _LONGEST_SEARCH:
             text = tail + chunk
-            if any(word in text for word in _CONSOLE_WORDS) and _CONSOLE_MARK.search(text):
-                return True
+            if _holds(text, _VERL_WORDS, _VERL_MARK):
+                return Found(path, "verl_console")
+            if framework is None and b"{'" in text and (line := _DICT_LINE.search(text)):
+                framework = "slime" if line["slime"] else "TRL"
+            other = other or _holds(text, _ANY_WORDS, _ANY_MARK)
             searched += len(chunk)
             tail = text[-1024:]
-    return False
+    if framework:
+        return Skipped(path, f"holds lines of {framework} (a dict per line), not read by this version", notable=True)
+    return Found(path, "verl_console") if other else Skipped(path, "no step line and no mark of verl or Ray in it")
+
+
+def _holds(text: bytes, words: tuple[bytes, ...], mark: re.Pattern[bytes]) -> bool:
+    """Whether the mark is in the text; the words, one of which is in every mark, are found much faster."""
+    return any(word in text for word in words) and mark.search(text) is not None

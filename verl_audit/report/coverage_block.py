@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_audit.report.head_block import Document
+from verl_audit.diagnose.coverage import TRACES_ONLY
+from verl_audit.report.head_block import Document, settable, trace_only
 from verl_audit.report.page import Page, clean, count, listed, number
 
 COLUMN = 14
@@ -24,7 +25,7 @@ def show_coverage(page: Page, document: Document, *, verbose: bool) -> None:
             "unknown keys", listed(unknown, len(unknown) if verbose else FEW_UNKNOWN), indent=2, column=COLUMN + 2
         )
     if verbose or sum(coverage["keys"].values()):
-        _show_gaps(page, coverage["causes"])
+        _show_gaps(page, document, told=() if verbose else document["verdict"]["missing"])
     inert = {**_entries(coverage["causes"], "inert"), **(run.get("inert") or {})}
     corrupt = {**_entries(coverage["causes"], "corrupt"), **(run.get("corrupt") or {})}
     _show_reasons(page, "Inert: logged, but cannot move in this run, so they clear nothing", inert)
@@ -39,17 +40,27 @@ def _keys(keys: Mapping[str, int]) -> str:
     return f"{count(total, 'metric key')}: {told}"
 
 
-def _show_gaps(page: Page, causes: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Missing signals with the same reason and setting on one line, each with the causes that need it."""
-    grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for cause, entries in causes.items():
+def _show_gaps(page: Page, document: Document, told: Sequence[str]) -> None:
+    """Missing signals with the same reason and setting on one line, each with the causes that need it.
+
+    Those that the first screen has `told` already are left out.
+    """
+    grouped: dict[str, dict[str, list[str]]] = {}
+    for cause, entries in document["coverage"]["causes"].items():
         for e in entries:
-            if e["standing"] == "missing":
-                grouped.setdefault((e["because"], e["record"]), {}).setdefault(e["signal"], []).append(clean(cause))
-    for (because, record), signals in grouped.items():
+            if e["standing"] == "missing" and e["signal"] not in told:
+                grouped.setdefault(_gap(e, document), {}).setdefault(e["signal"], []).append(clean(cause))
+    for why, signals in grouped.items():
         names = ", ".join(f"{clean(signal)} (for {', '.join(needed)})" for signal, needed in signals.items())
-        setting = f"Setting: {clean(record)}" if record else "No setting is known that records it"
-        page.item("missing", f"{names}: {clean(because)}. {setting}.", indent=2, column=COLUMN, style="yellow")
+        page.item("missing", f"{names}: {why}.", indent=2, column=COLUMN, style="yellow")
+
+
+def _gap(entry: Mapping[str, Any], document: Document) -> str:
+    """Why a signal is missing, and what would record it."""
+    if entry["signal"] in TRACES_ONLY:
+        return trace_only(document)
+    record = settable(entry["record"])
+    return f"{clean(entry['because'])}. " + (f"Setting: {clean(record)}" if record else "No setting is known for it")
 
 
 def _entries(causes: Mapping[str, Sequence[Mapping[str, Any]]], standing: str) -> dict[str, str]:
@@ -61,7 +72,8 @@ def _show_reasons(page: Page, title: str, reasons: Mapping[str, str]) -> None:
         return
     grouped: dict[str, list[str]] = {}
     for signal, because in reasons.items():
-        grouped.setdefault(because, []).append(signal)
+        fullest = max((r for r in reasons.values() if r.startswith(because)), key=len)  # a reason may go on elsewhere
+        grouped.setdefault(fullest, []).append(signal)
     page.para(f"{title}:", indent=2)
     for because, signals in grouped.items():
         page.para(f"{', '.join(map(clean, sorted(signals)))}: {clean(because)}", indent=4, hang=2)
@@ -96,6 +108,7 @@ def show_files(page: Page, document: Document, *, verbose: bool) -> None:
         for s in sources:
             page.para(s["path"], indent=2, hang=2)
             page.para(_source(s), indent=6)
+    _show_skipped(page, document["skipped"])
     _show_problems(page, document["problems"], verbose=verbose)
 
 
@@ -121,6 +134,10 @@ def _show_problems(page: Page, problems: Sequence[Mapping[str, Any]], *, verbose
     if not problems:
         page.para("Nothing in them was damaged.", indent=2)
         return
+    if len(problems) <= FEW_PROBLEMS:
+        page.para("Damaged, and skipped over:", indent=2, style="yellow")
+        _list_problems(page, problems)
+        return
     counts: Counter[tuple[str, str]] = Counter()
     for p in problems:
         counts[clean(p["path"]), clean(p["kind"])] += p.get("count") or 1
@@ -129,6 +146,26 @@ def _show_problems(page: Page, problems: Sequence[Mapping[str, Any]], *, verbose
         page.para(f"{path}: {kind}, {count(n, 'time')}", indent=4, hang=2)
     few = problems if verbose else problems[:FEW_PROBLEMS]
     page.para(f"{'All' if len(few) == len(problems) else 'The first'} {len(few)}:", indent=2)
-    for p in few:
-        at = f" at byte {p['offset']}" if p.get("offset") is not None else ""
-        page.para(f"{clean(p['path'])}{at}: {clean(p['kind'])}: {clean(p['detail'])}", indent=4, hang=2)
+    _list_problems(page, few)
+
+
+def _list_problems(page: Page, problems: Sequence[Mapping[str, Any]]) -> None:
+    for p in problems:
+        at = f" at byte {p['offset']}" if p.get("offset") else ""
+        times = f", {count(p['count'], 'time')}" if (p.get("count") or 1) > 1 else ""
+        page.para(f"{clean(p['path'])}{at}: {clean(p['kind'])}: {clean(p['detail'])}{times}", indent=4, hang=2)
+
+
+def _show_skipped(page: Page, skipped: Mapping[str, Any]) -> None:
+    """Files not read: by name where they may hold what the run logged, the others as a number."""
+    files = skipped["files"]
+    if not files:
+        return
+    told = len(files) + skipped["more"]
+    others = skipped["count"] - told
+    beside = f" (and {count(others, 'file')} of other kinds)" if others else ""
+    page.para(f"{count(told, 'file')} not read{beside}:", indent=2, style="yellow")
+    for f in files:
+        page.para(f"{clean(f['path'])}: {clean(f['reason'])}", indent=4, hang=2)
+    if skipped["more"]:
+        page.para(f"and {skipped['more']} more", indent=4)

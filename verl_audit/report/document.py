@@ -17,6 +17,7 @@ from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import Cause
 from verl_audit.diagnose.verdict import Verdict
 from verl_audit.ingest.detect import Fact
+from verl_audit.ingest.discover import Skipped
 from verl_audit.ingest.events import errors
 from verl_audit.ingest.model import Event
 from verl_audit.measure.eviction import ledger
@@ -30,6 +31,7 @@ SCHEMA_VERSION = "1.0"
 EVIDENCE_ROWS = 12
 """Rows of evidence kept in the document; the SQL beside them gives the rest."""
 UNKNOWN_KEYS = 50
+SKIPPED_FILES = 20
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Outcome:
     events: tuple[tuple[str, Event], ...]
     """(path as shown, event)."""
     settings: Mapping[str, Scalar]
+    skipped: tuple[Skipped, ...] = ()
+    """Files that were not read, with paths as shown."""
 
 
 def build(outcome: Outcome, store: duckdb.DuckDBPyConnection) -> dict[str, Any]:
@@ -59,6 +63,7 @@ def build(outcome: Outcome, store: duckdb.DuckDBPyConnection) -> dict[str, Any]:
             "run": _run(outcome, store),
             "baselines": [{"name": b.name, "facts": _facts(b.facts)} for b in outcome.baselines],
             "sources": _rows(store, _SOURCES),
+            "skipped": _skipped(outcome.skipped),
             "problems": _rows(store, _PROBLEMS),
             "coverage": _coverage(outcome, store),
             "symptom": _symptom(outcome.symptom),
@@ -80,6 +85,12 @@ FROM sources JOIN segments USING (source_id) JOIN runs USING (run)
 GROUP BY source_id, path, format, precision, step_kind ORDER BY path, format
 """
 _PROBLEMS = 'SELECT path, "offset", kind, detail, count FROM problems ORDER BY ALL'
+
+
+def _skipped(skipped: Sequence[Skipped]) -> dict[str, Any]:
+    """Files that may hold what the run logged, by name; the ordinary ones only in the count."""
+    told = [{"path": str(s.path), "reason": s.reason} for s in skipped if s.notable]
+    return {"count": len(skipped), "files": told[:SKIPPED_FILES], "more": max(len(told) - SKIPPED_FILES, 0)}
 
 
 def to_json(document: Mapping[str, Any]) -> str:
@@ -144,14 +155,17 @@ def _ended(outcome: Outcome) -> str:
     """finished, died_before_step1, crashed (an error and steps missing) or unknown."""
     steps, total = outcome.data.train_steps, outcome.data.number("total_steps")
     marks = [e for _, e in outcome.events if e.kind == "progress" and e.detail.count("/") == 1]
-    done = any(a == b for a, b in (m.detail.split("/") for m in marks)) or (
-        len(steps) and total is not None and steps[-1] >= total
-    )
+    done = steps[-1] >= total if total is not None and len(steps) else _is_full(marks[-1:])
     if done and len(steps):
         return "finished"
     if _last_error(outcome) is None:
         return "unknown"
     return "crashed" if len(steps) else "died_before_step1"
+
+
+def _is_full(marks: Sequence[Event]) -> bool:
+    """Whether the last progress bar reached its end; a restarted run has one for each process life."""
+    return any(a == b for a, b in (m.detail.split("/") for m in marks))
 
 
 def _last_error(outcome: Outcome) -> dict[str, Any] | None:

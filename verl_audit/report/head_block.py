@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
+from verl_audit.diagnose.coverage import TRACES_ONLY
+from verl_audit.diagnose.verdict import NAMES as CAUSE_NAMES
 from verl_audit.report.page import Page, clean, count, listed, number, percent
 
 Document = Mapping[str, Any]
@@ -14,12 +16,7 @@ OUTCOMES: Mapping[str, tuple[str, str]] = {
     "none": ("NO CAUSE", "bold green"),
     "undetermined": ("UNDETERMINED", "bold yellow"),
 }
-NAMES: Mapping[str, str] = {
-    "mismatch": "train-inference mismatch",
-    "staleness": "staleness",
-    "eviction": "eviction bias",
-    "sync": "weight sync",
-}
+NAMES: Mapping[str, str] = {str(cause): name for cause, name in CAUSE_NAMES.items()}
 STANDINGS: Mapping[str, tuple[str, str, str, str]] = {
     "implicated": ("●", "X", "implicated", "bold red"),
     "contributing": ("◐", "+", "contributing", "red"),
@@ -44,16 +41,20 @@ COLUMN = 12
 WIDE = 100
 """Columns from which the reason of a cause stands beside it."""
 BASELINE = "--baseline SYNC_RUN_DIR"
+TRACES = "record per-trajectory traces"
+"""Begins the advice of a signal that traces hold; no user can follow it while no trace is read."""
 
 
 def show_verdict(page: Page, document: Document) -> None:
     """Outcome and sentence, how sure and why, the death of the run, and what would decide what is open."""
-    verdict = document["verdict"]
+    verdict, run = document["verdict"], document["run"]
+    if run["ended"] == "crashed":
+        page.para(f"CRASHED at step {run['last_step']}", style="bold red")
     word, style = OUTCOMES.get(verdict["outcome"], (clean(verdict["outcome"]).upper(), "bold"))
     page.para(word, style=style)
     page.para(_after_word(clean(verdict["sentence"]), word))
     page.item("Confidence", f"{verdict['confidence']}: {verdict['because']}", column=COLUMN, style="bold")
-    _show_death(page, document["run"])
+    _show_death(page, run)
     missing = list(missing_settings(document))
     if missing:
         page.heading("What would decide it")
@@ -69,6 +70,11 @@ def _after_word(sentence: str, word: str) -> str:
     return rest[:1].upper() + rest[1:]
 
 
+def without_steps(run: Mapping[str, Any]) -> bool:
+    """Whether the run died before it logged a training step: then nothing about reward can be asked of it."""
+    return run["ended"] == "died_before_step1" and run["first_step"] is None
+
+
 def died(run: Mapping[str, Any]) -> bool:
     """Whether the run ended with an error that the document holds."""
     return run.get("ended") in ("crashed", "died_before_step1") and bool(run.get("last_error"))
@@ -82,15 +88,16 @@ def _show_death(page: Page, run: Mapping[str, Any]) -> None:
     page.para(error["exception"], indent=2, style="bold red", hang=2)
     for frame in error["frames"][-4:]:
         page.para(frame, indent=4, hang=2)
-    if error.get("offset") is not None:
+    if error.get("offset"):  # at 0 the log was not a file of its own
         page.para(f"({error['path'] + ', ' if error.get('path') else ''}byte {error['offset']} of the log)", indent=2)
 
 
-def missing_settings(document: Document) -> Iterator[tuple[str, str]]:
+def missing_settings(document: Document, without: Container[str] = ()) -> Iterator[tuple[str, str]]:
     """What the verdict lacks, as (signals, what records them), signals with the same remedy together."""
     grouped: dict[str, list[str]] = {}
     for signal in document["verdict"]["missing"]:
-        grouped.setdefault(_setting(signal, document), []).append(clean(signal))
+        if signal not in without:
+            grouped.setdefault(_setting(signal, document), []).append(clean(signal))
     for setting, signals in grouped.items():
         yield listed(signals, 6), setting
 
@@ -98,13 +105,29 @@ def missing_settings(document: Document) -> Iterator[tuple[str, str]]:
 def _setting(signal: str, document: Document) -> str:
     if signal == "baseline":
         return _baseline_setting(document)
+    if signal in TRACES_ONLY:
+        return trace_only(document)
     found = [e for entries in document["coverage"]["causes"].values() for e in entries if e["signal"] == signal]
-    record = next((e["record"] for e in found if e["record"]), "")
+    record = next((settable(e["record"]) for e in found if e["record"]), "")
     if any(e["standing"] == "present" for e in found):
         return f"{found[0]['because']} logged, too few or too rare for this question" + (
             f"; {record}" if record else ""
         )
     return record or "no setting is known that records it"
+
+
+def settable(record: str) -> str:
+    """The advice without its part about traces."""
+    return record.removeprefix(f"{TRACES}, or ") if not record.startswith(f"{TRACES} ") else ""
+
+
+def trace_only(document: Document) -> str:
+    """What is said of a signal that traces alone hold; a trace file that is there is named."""
+    files = document["skipped"]["files"]
+    there = [f["path"] for f in files if f["reason"].startswith("per-trajectory trace")]
+    if there:
+        return f"no framework metric carries it; {listed(there, 2)} may hold it, but this version reads no traces"
+    return "no framework metric carries it, and this version reads no traces"
 
 
 def _baseline_setting(document: Document) -> str:
@@ -123,6 +146,11 @@ def show_run(page: Page, document: Document, *, verbose: bool) -> None:
         _show_reasons(page, run)
     for baseline in document["baselines"]:
         page.item("Baseline", f"{baseline['name']}: {_kind(baseline['facts'])}", **_AT)
+    restarted = run["reconciled"]["rewritten"] if run.get("reconciled") else 0
+    if restarted:
+        page.item("Restarted", f"{count(restarted, 'value')} of earlier process lives replaced", **_AT)
+    if without_steps(run):
+        return
     if not document["baselines"]:
         page.item("Baseline", f"none given ({BASELINE})", **_AT)
     _show_symptom(page, document["symptom"], told=clean(document["verdict"]["sentence"]))
@@ -150,6 +178,8 @@ def _steps(run: Mapping[str, Any]) -> str:
     of = f" of {number(total)}" if total is not None else ""
     span = run["last_step"] - run["first_step"] + 1
     gaps = f" ({run['steps_logged']} logged)" if run["steps_logged"] != span else ""
+    if span == 1:
+        return f"step {run['last_step']}{of}"
     return f"steps {run['first_step']} to {run['last_step']}{of}{gaps}"
 
 
@@ -181,8 +211,13 @@ def _speeds(symptom: Mapping[str, Any]) -> Iterator[str]:
     source = f", from {clean(symptom['evidence']).replace('_', ' ')}" if symptom.get("evidence") else ""
     yield f"learning speed, the baseline's = 1 (intervals {next(iter(known.values()))['interval']}{source}):"
     for name, s in symptom["speed"].items():
-        told = f"{_ratio(s['value'])} ({_ratio(s['low'])} to {_ratio(s['high'])})" if s else "not known"
+        told = _ranged(_ratio(s["value"]), _ratio(s["low"]), _ratio(s["high"])) if s else "not known"
         yield f"- {clean(name).replace('_', ' ')}: {told}"
+
+
+def _ranged(value: str, low: str, high: str) -> str:
+    """A value with its interval, which is left out where it has no width as printed."""
+    return value if low == high else f"{value} ({low} to {high})"
 
 
 def _ratio(value: object) -> str:
@@ -202,6 +237,9 @@ def _limits(symptom: Mapping[str, Any]) -> Iterator[str]:
 
 def show_causes(page: Page, document: Document, *, verbose: bool) -> None:
     """The four steps in order, each with its standing, its decisive number and the damage measured."""
+    if without_steps(document["run"]):
+        page.heading("The four steps", "not judged: no training step was logged")
+        return
     page.heading("The four steps", "with the share of the training signal lost (range)")
     wide = page.width >= WIDE
     widths = (1, 16, 24, 22, page.width - 73) if wide else (1, 16, 24, max(page.width - 49, 22))
@@ -226,7 +264,7 @@ def _damage(cause: Mapping[str, Any]) -> str:
     damage = cause.get("damage")
     if not damage or (cause["status"] == "cannot_tell" and not cause["risk"]):
         return ""
-    return f"{percent(damage['estimate'])} ({percent(damage['low'])} to {percent(damage['high'])})"
+    return _ranged(*(percent(damage[name]) for name in ("estimate", "low", "high")))
 
 
 def _more(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:

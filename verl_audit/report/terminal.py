@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 
+from verl_audit.diagnose.coverage import TRACES_ONLY
 from verl_audit.report.coverage_block import show_coverage, show_files, show_ledger
 from verl_audit.report.findings_block import Finding, fired_findings, remedies, show_findings
 from verl_audit.report.head_block import BASELINE, died, missing_settings, show_causes, show_run, show_verdict
 from verl_audit.report.page import Page, clean
 
 MAX_ACTIONS = 3
+_SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
+NOTHING_TO_SET = "nothing to set"
+"""Ends the advice for a signal that a trainer logs by itself, or never."""
 
 
 def render(document: Mapping[str, Any], console: Console, *, verbose: bool = False) -> None:
@@ -49,6 +54,15 @@ def _actions(document: Mapping[str, Any]) -> Iterator[str]:
         yield from [*mending, *deciding]
     if not document["baselines"] and not died(run):
         yield f"Compare with a synchronous run: verl-audit diagnose RUN_DIR {BASELINE}"
+    if outcome == "undetermined":
+        yield from _validate(document)
+
+
+def _validate(document: Mapping[str, Any]) -> Iterator[str]:
+    """Validation, where none is logged: the only reward that eviction cannot lift."""
+    for entry in document["coverage"]["causes"].get("symptom", ()):
+        if entry["signal"] == "validation" and entry["standing"] == "missing" and entry["record"]:
+            yield f"Record validation: {clean(entry['record'])}"
 
 
 def _leading(document: Mapping[str, Any]) -> Finding | None:
@@ -67,12 +81,19 @@ def _mend(finding: Finding, document: Mapping[str, Any]) -> Iterator[str]:
         price = f" (price: {clean(remedy['price'])})" if remedy.get("price") else ""
         yield f"Set {clean(remedy['set'])}{price}"
     if finding["confirm"]:
-        yield f"To confirm {clean(finding['rule'])}: {clean(finding['confirm'])}"
+        yield f"To confirm {clean(finding['rule'])}: {_first_sentence(clean(finding['confirm']))}"
+
+
+def _first_sentence(text: str) -> str:
+    """The experiment itself; what its outcomes prove stands with the finding."""
+    return _SENTENCE_END.split(text, maxsplit=1)[0]
 
 
 def _record(document: Mapping[str, Any]) -> Iterator[str]:
-    """The first signal that the verdict lacks; where no baseline was given, a line of its own asks for one."""
-    for names, setting in missing_settings(document):
+    """The first signal that the verdict lacks and a setting records; no baseline has a line of its own."""
+    for names, setting in missing_settings(document, without=TRACES_ONLY):
+        if setting.endswith(NOTHING_TO_SET):
+            continue
         if not setting.startswith(BASELINE):
             yield f"Record {names}: {clean(setting)}"
             return
