@@ -26,7 +26,28 @@ _KIND_ID = {kind: i for i, kind in enumerate(KINDS)}
 StepKind = Literal["logged", "counter"]
 """`logged`: the framework's own step. `counter`: the tracker's running number of log calls (wandb `_step`)."""
 
-Format = Literal["verl_console", "verl_jsonl", "wandb", "wandb_output", "tensorboard", "hydra", "dump"]
+Format = Literal[
+    "verl_console",
+    "verl_jsonl",
+    "wandb",
+    "wandb_output",
+    "wandb_export",
+    "wandb_chart",
+    "wandb_parquet",
+    "tensorboard",
+    "trl_state",
+    "dict_console",
+    "areal_console",
+    "mlflow",
+    "mlflow_files",
+    "swanlab",
+    "swanlab_output",
+    "trackio",
+    "clearml",
+    "jsonl",
+    "hydra",
+    "dump",
+]
 
 
 @dataclass(frozen=True)
@@ -66,7 +87,7 @@ class ConfigFound:
     """A configuration tree as found, with `${...}` left as written when the file does not resolve it."""
 
     tree: Mapping[str, Any]
-    origin: Literal["hydra", "console", "wandb"]
+    origin: Literal["hydra", "console", "wandb", "tracker"]
     overrides: tuple[str, ...] = ()
 
 
@@ -156,6 +177,8 @@ class Parsed:
     metrics: MetricBuffer = field(default_factory=MetricBuffer)
     step_kind: StepKind = "logged"
     float32: bool = False
+    sampled: bool = False
+    """The source holds a selection of the logged rows: spikes may lie between them, gaps mean nothing."""
     identity: Identity = Identity()
     configs: list[ConfigFound] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

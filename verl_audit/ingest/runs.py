@@ -7,6 +7,7 @@ when their values agree, when they name the same run, or, failing both, when a d
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,11 +161,23 @@ def _join_by_directory(groups: _Groups, parsed: Sequence[Parsed], root: Path) ->
             target = _nearest(groups, parsed, members[0], root)
             if target is not None:
                 groups.join(key, target, f"{parsed[members[0][0]].path.name} lies with no other run")
-    lone = [m for m in groups.members().values() if any(len(parsed[i].metrics) for i, _ in m)]
+    shared = _shared_files(parsed)
+    lone = [
+        m
+        for m in groups.members().values()
+        if any(len(parsed[i].metrics) for i, _ in m)
+        and not any((parsed[i].path, parsed[i].format) in shared for i, _ in m)
+    ]
     for position, a in enumerate(lone):
         for b in lone[position + 1 :]:
             if _side_by_side(a, b, parsed):
                 groups.join(a[0], b[0], "the only metric sources of that directory, in different formats")
+
+
+def _shared_files(parsed: Sequence[Parsed]) -> set[tuple[Path, str]]:
+    """Files that hold several runs (a tracker's database, a chart): lying beside one of them tells nothing."""
+    counts = Counter((p.path, p.format) for p in parsed if len(p.metrics))
+    return {(path, form) for (path, form), count in counts.items() if count > 1}
 
 
 def _nearest(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path) -> Unit | None:

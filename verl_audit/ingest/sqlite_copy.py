@@ -1,0 +1,70 @@
+"""Reads SQLite files of trackers without touching them: a copy, with its write-ahead log, is opened instead.
+
+A live database in WAL mode keeps its newest rows in the `-wal` file beside it, and opening the original would
+write a `-shm` file into the run directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from verl_audit.ingest.model import Parsed
+
+MAGIC = b"SQLite format 3\0"
+_WAL_MODE = 2
+
+
+@contextmanager
+def copied(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to a copy of the database; raises OSError or sqlite3.Error."""
+    with tempfile.TemporaryDirectory(prefix="verl-audit-") as directory:
+        copy = Path(directory) / "copy.db"
+        for suffix in ("", "-wal", "-journal"):
+            source = path.with_name(path.name + suffix)
+            if source.is_file():
+                shutil.copyfile(source, copy.with_name(copy.name + suffix))
+        connection = sqlite3.connect(copy)
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+def tables(path: Path) -> set[str]:
+    """Names of the tables; none if the file cannot be read as a database."""
+    try:
+        with copied(path) as connection:
+            return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except (OSError, sqlite3.Error):
+        return set()
+
+
+def salvage(connection: sqlite3.Connection, table: str, columns: str, parsed: Parsed) -> list[tuple[Any, ...]]:
+    """All rows of a table that can be read, by rowid: past a damaged page they are read from the end backwards."""
+    rows: dict[int, tuple[Any, ...]] = {}
+    for direction in ("ASC", "DESC"):
+        try:
+            # names of tables and columns are constants of this package
+            for rowid, *row in connection.execute(f"SELECT rowid, {columns} FROM {table} ORDER BY rowid {direction}"):
+                rows[rowid] = tuple(row)
+            break
+        except sqlite3.Error as error:
+            if direction == "ASC":
+                parsed.note("damaged_database", f"table {table}: {error}; rows on other pages are read")
+    return [rows[rowid] for rowid in sorted(rows)]
+
+
+def warn_if_wal_is_missing(path: Path, parsed: Parsed) -> None:
+    """A database in WAL mode that holds no metric and lies alone was probably copied without its `-wal` file."""
+    with path.open("rb") as stream:
+        head = stream.read(20)
+    alone = not path.with_name(path.name + "-wal").exists()
+    if len(head) == 20 and head[18] == _WAL_MODE and alone and not len(parsed.metrics):
+        parsed.note("wal_missing", "no metric in it, and it uses a write-ahead log: copy the -wal file along", 0)
