@@ -580,6 +580,10 @@ def test_a_prefix_may_be_there_or_not(framework: str) -> None:
         other = adapter.bare(key) if key.startswith(adapter.optional_prefix) else adapter.optional_prefix + key
         found = map_keys(adapter, [other], facts)
         assert [m.signal for m in found.mapped] == ([] if signal == "-" else [signal]), other
+    chosen, reason = choose_adapter({adapter.bare(key) for key in keys_of(framework)})
+    assert chosen is adapter, reason
+    chosen, reason = choose_adapter({adapter.optional_prefix + adapter.bare(key) for key in keys_of(framework)})
+    assert chosen is adapter, reason
 
 
 ASKED = {group[0] for needs in NEEDS.values() for group in needs} - {*TRACES_ONLY, *FACT_NEEDS}
@@ -928,9 +932,17 @@ SYNC_OR_ASYNC = [
     ("trl", "sample/staleness_mean reward kl", None, "async_grpo", True),
     ("trl", "completions/mean_length", None, None, None),
     ("slime", REAL_SETS["slime"], None, None, None),
-    ("slime", REAL_SETS["slime"], {"colocate": True}, "train", False),
+    ("slime", REAL_SETS["slime"], {"colocate": True}, None, None),
+    ("slime", REAL_SETS["slime"], {"colocate": True, "partial_rollout": True}, None, None),
+    ("slime", REAL_SETS["slime"], {"args": {"colocate": True, "partial_rollout": False}}, "train", False),
     ("slime", REAL_SETS["slime"], {"colocate": False}, None, None),
-    ("slime", "rollout/fully_async/avg_staleness", {"colocate": True}, "fully_async_rollout", True),
+    (
+        "slime",
+        "rollout/fully_async/avg_staleness",
+        {"colocate": True, "partial_rollout": False},
+        "fully_async_rollout",
+        True,
+    ),
     ("openrlhf", REAL_SETS["openrlhf"], None, None, None),
     ("openrlhf", REAL_SETS["openrlhf"], {"train": {"async_queue_size": 1}}, None, None),
     ("openrlhf", REAL_SETS["openrlhf"], {"train": {"partial_rollout_enable": True}}, "async_training", True),
@@ -967,6 +979,7 @@ def test_a_lag_above_zero_proves_async_and_beats_the_configuration() -> None:
     config = {"max_head_offpolicyness": 0}
     assert facts_of("ppo_actor/task_reward/avg", config, **{theta: (0, 1.5)})["is_async"] is True
     assert facts_of("ppo_actor/task_reward/avg", config, **{theta: (0, 0)})["is_async"] is False
+    assert facts_of("ppo_actor/task_reward/avg", config, **{theta: (1, 1)})["is_async"] is False, "labels off by one"
     assert facts_of("mismatch_kl/all/mean", off_policy__max=(0, 3))["is_async"] is True
     assert facts_of("mismatch_kl/all/mean", off_policy__max=(0, 0))["is_async"] is None
     assert facts_of("actor/ratio_mean", scheduler__off_policy_ratio=(0, 1))["trainer"] == "async_pipeline"
@@ -1052,6 +1065,8 @@ def test_rejection_and_correction() -> None:
     off: Found = {**trl, "vllm_importance_sampling_correction": False}
     assert facts_of("completions/mean_length", off)["correction"] == "none"
     assert facts_of("train/vllm_kl", {"partial_rollout_enable": True})["partial_rollout"] is True
+    for partial in (True, False):
+        assert facts_of("train/tis", {"partial_rollout": partial})["partial_rollout"] is partial
 
 
 def test_the_estimator_of_nemo_rl() -> None:

@@ -116,7 +116,6 @@ class FactRule:
     value: str | bool
     because: str
     logs: tuple[re.Pattern[str], ...] = ()
-    lacks: tuple[re.Pattern[str], ...] = ()
     positive: tuple[str, ...] = ()
     negative: tuple[str, ...] = ()
     zero: tuple[str, ...] = ()
@@ -419,7 +418,7 @@ def read_adapter(path: Path, signals: Mapping[str, SignalDef]) -> Adapter:
 
 def _fact(file: str, index: int, raw: Mapping[str, Any], modes: Mapping[str, bool]) -> FactRule:
     where = f"{file}, [[fact]] number {index + 1} ({raw.get('fact', 'no fact')})"
-    names = "logs lacks positive negative zero smallest_zero settings settings_above when"
+    names = "logs positive negative zero smallest_zero settings settings_above when"
     _fields(where, raw, required="fact value because", optional=names)
     _one_of(where, "fact", raw["fact"], CONDITION_FACTS)
     if raw["fact"] == "trainer":
@@ -429,7 +428,6 @@ def _fact(file: str, index: int, raw: Mapping[str, Any], modes: Mapping[str, boo
         value=raw["value"],
         because=raw["because"],
         logs=_patterns(where, raw.get("logs", [])),
-        lacks=_patterns(where, raw.get("lacks", [])),
         positive=tuple(raw.get("positive", [])),
         negative=tuple(raw.get("negative", [])),
         zero=tuple(raw.get("zero", [])),

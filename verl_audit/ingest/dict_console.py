@@ -183,9 +183,9 @@ def _is_metrics(found: _Dict) -> bool:
         return False
     if found.head:
         return found.head[0] == "Global step" or any("/" in key for key, _ in found.pairs)
-    if found.get("epoch") is None and not (found.torn and found.get("loss", "reward") is not None):
-        return False
-    return len(found.pairs) > 1
+    if found.torn and found.get("loss", "reward") is not None:  # the epoch comes last
+        return True
+    return found.get("epoch") is not None and len(found.pairs) > 1
 
 
 def _pairs(text: bytes, head: tuple[str, int] | None) -> _Dict:

@@ -17,6 +17,7 @@ import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ _CONSOLE_WORDS = (b"step:", b" pid=", b"[validate_config]", b"Traceback (most", 
 _LONGEST_SEARCH = 1 << 30
 _CONTROL = bytes({*range(1, 32)} - {*b"\t\n\v\f\r\b\x1b"})
 _ROWS = 64
-_OBJECT = re.compile(rb"\{[^{}]*\}")
+_JSON_START = re.compile(rb"\{\s*\"|\[\s*\{")
 _BLANK = b"\0 \r\n\t"
 _DUMP_START = re.compile(rb'\{"(?:input|output)": ?"')
 _LOGGER_START = re.compile(rb'\{"step": ?-?\d+, ?"data": ?\{')
@@ -279,7 +280,7 @@ def _recognise_text(path: Path, named: Path, head: bytes) -> Found | Skipped:
     """`named` is the path with the name the text has; its compressed file may be called otherwise."""
     suffix = named.suffix.lower()
     start = head.lstrip(_BLANK)
-    if suffix in (".jsonl", ".ndjson", ".json") or start.startswith((b'{"', b"[{")):
+    if suffix in (".jsonl", ".ndjson", ".json") or _JSON_START.match(start):
         return _recognise_json(path, named, head)
     if suffix in (".csv", ".tsv") or _is_table(head):
         return _recognise_csv(path, head)
@@ -366,8 +367,8 @@ def _recognise_json(path: Path, named: Path, head: bytes) -> Found | Skipped:
 def _recognise_rows(path: Path, rows: list[dict[str, Any]], start: bytes) -> Found | Skipped:
     """Metric rows: one a line, in one list, or by columns as pandas writes a table."""
     if start.startswith(b"[") or any(wandb_export.is_columns(row) for row in rows[:1]):
-        listed = [row for row in map(_row, _OBJECT.findall(start)[:_ROWS]) if isinstance(row, dict)]
-        reason = None if not start.startswith(b"[") else jsonl.refusal(listed)
+        listed = islice(wandb_export.objects_of_list(start.decode("utf-8", "replace")), _ROWS)
+        reason = jsonl.refusal([row for _, row in listed]) if start.startswith(b"[") else None
         return Skipped(path, reason) if reason else Found(path, "wandb_export")
     reason = jsonl.refusal(rows)
     if reason:

@@ -23,6 +23,7 @@ from verl_audit.ingest import (
     wandb,
     wandb_export,
 )
+from verl_audit.ingest.align import align
 from verl_audit.ingest.discover import Discovery, Found
 from verl_audit.ingest.model import Format, Parsed
 
@@ -35,6 +36,7 @@ def read_all(discovery: Discovery, progress: Callable[[Path, int], None] | None 
         results.extend(parsed)
         if progress:
             progress(found.path, parsed[0].bytes_read if parsed else 0)
+    align(results)
     return results
 
 

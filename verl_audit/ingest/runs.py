@@ -19,6 +19,9 @@ MIN_SHARED = 10
 SAME, ROUNDED = 2e-6, 6e-4
 """Relative tolerance between float32 and float64 copies; absolute one for sources that print three decimals."""
 
+_NAMELESS = {"jsonl", "wandb_export", "wandb_parquet"}
+"""Formats that do not name their run."""
+
 Unit = tuple[int, int]
 """(index of the Parsed, segment in it)."""
 
@@ -127,9 +130,18 @@ def _join_by_identity(groups: _Groups, parsed: Sequence[Parsed], units: Sequence
             if name is None:
                 continue
             if name in seen:
-                groups.join(seen[name], unit, f"both are named {'/'.join(name)}")
+                groups.join(seen[name], unit, f"both are named {'/'.join(name)}{_doubt(parsed, seen[name], unit)}")
             else:
                 seen[name] = unit
+
+
+def _doubt(parsed: Sequence[Parsed], a: Unit, b: Unit) -> str:
+    """What to add when two trackers of one name hold other values: one of them may have kept another execution."""
+    ours, theirs = (fingerprints(parsed[i]).get(segment, {}) for i, segment in (a, b))
+    shared = len(ours.keys() & theirs.keys())
+    if parsed[a[0]].format == parsed[b[0]].format or shared < MIN_SHARED or _agree(ours, theirs, rounded=True):
+        return ""
+    return ", though their values differ (a second execution under one name?)"
 
 
 def _join_lone_segments(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
@@ -172,6 +184,22 @@ def _join_by_directory(groups: _Groups, parsed: Sequence[Parsed], root: Path) ->
         for b in lone[position + 1 :]:
             if _side_by_side(a, b, parsed):
                 groups.join(a[0], b[0], "the only metric sources of that directory, in different formats")
+    for key, members in groups.members().items():
+        sources = [parsed[i] for i, _ in members]
+        if all(p.format in _NAMELESS and _strong(p.identity) is None for p in sources):
+            _join_side_file(groups, parsed, key, root)
+
+
+def _join_side_file(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path) -> None:
+    """Rows in a format that names no run belong to the only run they lie with, if nothing contradicts."""
+    target = _nearest(groups, parsed, unit, root)
+    if target is None:
+        return
+    members = groups.members()
+    ours, theirs = ([parsed[i] for i, _ in members[groups.find(u)]] for u in (unit, target))
+    same = {p.format for p in ours} & {p.format for p in theirs}
+    if any(len(p.metrics) for p in theirs) and not (same or _contradict(ours, theirs) or _counted(theirs)):
+        groups.join(unit, target, f"{parsed[unit[0]].path.name} lies with no other run")
 
 
 def _shared_files(parsed: Sequence[Parsed]) -> set[tuple[Path, str]]:
@@ -204,7 +232,13 @@ def _side_by_side(a: Sequence[Unit], b: Sequence[Unit], parsed: Sequence[Parsed]
     names = {_strong(p.identity) for p in [*ours, *theirs] if p.format != "verl_jsonl"} - {None}
     parents = {p.path.parent for p in ours if len(p.metrics)} | {p.path.parent for p in theirs if len(p.metrics)}
     formats = {p.format for p in ours} & {p.format for p in theirs}
-    return len(parents) == 1 and not formats and len(names) <= 1 and not _contradict(ours, theirs)
+    apart = formats or _contradict(ours, theirs) or _counted(ours) or _counted(theirs)
+    return len(parents) == 1 and len(names) <= 1 and not apart
+
+
+def _counted(sources: Sequence[Parsed]) -> bool:
+    """Whether steps are the order of printed lines: on no axis another source could share."""
+    return any(p.format == "dict_console" and p.step_kind == "counter" and len(p.metrics) for p in sources)
 
 
 def _contradict(ours: Sequence[Parsed], theirs: Sequence[Parsed]) -> bool:

@@ -9,7 +9,7 @@ import importlib
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -107,6 +107,7 @@ class _Unpacker(io.RawIOBase):
             if not packed:
                 return b""
             self._member = self._factory()
+        before = self._member.copy() if hasattr(self._member, "copy") else None
         try:
             data: bytes = self._member.decompress(packed)
             if self._member.eof:
@@ -114,10 +115,19 @@ class _Unpacker(io.RawIOBase):
         except Exception as error:  # each library has an error class of its own
             detail = f"{str(error)[:100]}; nothing is read from here on, and values just before may be wrong"
             self._end("damaged_archive", detail, force=True)
-            return b""
+            return _up_to_damage(before, packed)
         return data
 
     def _end(self, kind: str, detail: str, force: bool = False) -> None:
         self._done = True
         if force or self._member is not None:
             self._note(kind, detail, self._stream.tell())
+
+
+def _up_to_damage(member: Any, packed: bytes) -> bytes:
+    """What a member still gives of a damaged piece, byte by byte."""
+    data = bytearray()
+    with suppress(Exception):  # the damage itself, already noted
+        for at in range(len(packed) if member is not None else 0):
+            data += member.decompress(packed[at : at + 1])
+    return bytes(data)

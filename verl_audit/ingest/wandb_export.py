@@ -84,7 +84,7 @@ def _json(stream: BinaryIO, parsed: Parsed) -> None:
         jsonl.add_objects(_by_columns(tree), parsed)
     elif text.lstrip()[:1] == b"[":
         parsed.note("torn_file", "the list of rows is damaged: the whole rows before the damage are read", 0)
-        jsonl.add_objects(_salvaged(text.decode("utf-8", "replace")), parsed)
+        jsonl.add_objects(objects_of_list(text.decode("utf-8", "replace")), parsed)
     else:
         jsonl.add_objects(jsonl.objects(io.BytesIO(text), parsed), parsed)
 
@@ -100,8 +100,8 @@ def _by_columns(tree: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]
         yield i, {name: column[index] for name, column in columns.items() if index in column}
 
 
-def _salvaged(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects of a torn list, one after another."""
+def objects_of_list(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects of a list of JSON, one after another, up to where it is torn."""
     decoder, pos = json.JSONDecoder(), text.index("[") + 1
     while True:
         pos += len(text[pos : pos + 99]) - len(text[pos : pos + 99].lstrip(" ,\r\n\t"))
