@@ -861,6 +861,13 @@ def test_prime_rl_throughput_counts_padding() -> None:
     assert "padded" in (one("prime-rl", "perf/throughput").corrupt_because or "")
 
 
+def test_what_is_corrupt_whatever_the_run_names_no_setting() -> None:
+    for framework in FRAMEWORKS:
+        for e in ADAPTERS[framework].maps:
+            if any(not remark.when for remark in e.corrupt):
+                assert (e.record or "").startswith("none: "), (framework, e.key)
+
+
 def test_skyrl_minimum_over_masked_tokens_is_corrupt() -> None:
     mapped = one("skyrl", "policy/minibatch_rollout_logprobs_abs_diff_min")
     assert "masked" in (mapped.corrupt_because or "")
