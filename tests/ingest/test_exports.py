@@ -250,7 +250,7 @@ def test_damaged_lines_cost_themselves(tmp_path: Path) -> None:
     )
     (parsed,) = found(write(tmp_path / "m.jsonl", text))
     assert table(parsed) == {("a/b", 1): 1.5, ("a/b", 2): 2.5}
-    assert sorted(problem_kinds(parsed)) == ["bad_line", "no_step", "torn_line"]
+    assert sorted(problem_kinds(parsed)) == ["bad_line", "no_step", "nul_bytes", "torn_line"]
 
 
 @pytest.mark.parametrize(

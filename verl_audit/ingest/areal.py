@@ -23,8 +23,8 @@ _LONGEST_LINE = 16 << 20
 
 
 def has_mark(text: bytes) -> bool:
-    """Whether text holds the line of a finished step."""
-    return b"Train step " in text and _DONE.search(text) is not None
+    """Whether text holds the line of a finished step, and a table."""
+    return b"Train step " in text and _BAR in text and _DONE.search(text) is not None
 
 
 def read(path: Path) -> list[Parsed]:

@@ -81,6 +81,8 @@ def _events(stream: BinaryIO, parsed: Parsed) -> None:
     offset = 0
     for line in stream:
         text = line.strip(b"\0 \r\n")
+        if b"\0" in line:
+            parsed.note("nul_bytes", "a hole of NUL bytes where lines may have been", offset)
         if text:
             try:
                 rows.extend(_rows(jsonl.load(text), parsed, offset))

@@ -71,6 +71,8 @@ def read(path: Path) -> list[Parsed]:
         with unpack.opened(path) as stream:
             offset = 0
             while line := stream.readline(_LONGEST_LINE):
+                if b"\0" in line:
+                    parsed.note("nul_bytes", "a hole of NUL bytes where lines may have been", offset)
                 if b"{'" in line or b'{"' in line:
                     reader.line(line, offset)
                 offset += len(line)

@@ -94,6 +94,8 @@ def objects(stream: BinaryIO, parsed: Parsed) -> Iterable[tuple[int, dict[str, A
     """Offset and content of every line that is a JSON object; other lines are noted."""
     offset = 0
     for line in stream:
+        if b"\0" in line:
+            parsed.note("nul_bytes", "a hole of NUL bytes where lines may have been", offset)
         for piece in line.split(b"\0"):  # runs of NUL are left by crashes on network file systems
             if not piece.strip():
                 continue

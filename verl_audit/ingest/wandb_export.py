@@ -169,6 +169,8 @@ def _lines(stream: BinaryIO, parsed: Parsed) -> Iterator[tuple[int, list[str], b
                 kind = "bad_line" if raw.endswith(b"\n") else "torn_line"
                 parsed.note(kind, f"{len(cells)} cells where the header has {width}, or NUL bytes", offset)
                 parsed.values_lost += sum(map(bool, cells))
+        elif b"\0" in raw:
+            parsed.note("nul_bytes", "a hole of NUL bytes where lines may have been", offset)
         offset += len(raw)
     parsed.bytes_read = offset
 
