@@ -71,7 +71,7 @@ LINES: dict[str, tuple[Callable[[], bytes], Reader, int]] = {
     "clearml": (clearml_text, clearml.read, 1),
 }
 """Formats of one record a line, and values a record."""
-BINARY = {"swanlab": (lambda: swan_log(ROWS.items()), swanlab.read)}
+BINARY: dict[str, tuple[Callable[[], bytes], Reader]] = {"swanlab": (lambda: swan_log(ROWS.items()), swanlab.read)}
 OTHERS: dict[str, tuple[Callable[[], bytes], Reader]] = {
     "areal": (areal_text, areal.read),
     "trl": (trl_text, trl.read),
@@ -217,4 +217,4 @@ def test_any_rows_are_read(rows: list[dict[str, float | int | str | None]]) -> N
     (parsed,) = parse(lines.encode(), jsonl.read)
     for (key, step), value in table(parsed).items():
         given_value = rows[step][key]
-        assert isinstance(given_value, str) or given_value is None or value == given_value or math.isnan(value)
+        assert isinstance(given_value, str) or given_value is None or value == float(given_value) or math.isnan(value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ingest.writers import SHARED, kinds, problem_kinds, table
+from tests.ingest.writers import SHARED, block_log, kinds, problem_kinds, run_record, table, wandb_row
 from verl_audit.ingest.discover import discover
 from verl_audit.ingest.model import Parsed
 from verl_audit.ingest.read import read_all
@@ -119,6 +119,22 @@ def test_equal_values_give_counted_lines_their_steps(tmp_path: Path) -> None:
     assert table(console) == table(state_file)
     assert problem_kinds(console) == ["steps_aligned"]
     assert len(group_runs([state_file, console], tmp_path)) == 1
+
+
+def test_a_console_joins_the_wandb_history_of_its_run(tmp_path: Path) -> None:
+    rows = [{"loss": i / 7, "grad_norm": i / 3.1, "reward": i / 11, "epoch": i / 2.2} for i in range(1, 9)]
+    history = [
+        wandb_row(i, {**{f"train/{k}": v for k, v in row.items()}, "train/global_step": 10 * (i + 1)})
+        for i, row in enumerate(rows)
+    ]
+    run = tmp_path / "wandb/run-20260101_000000-id1"
+    (run / "files").mkdir(parents=True)
+    (run / "run-id1.wandb").write_bytes(block_log([run_record("id1", "math", "first", {}), *history]))
+    (run / "files/output.log").write_text("".join(f"{row}\n" for row in rows))
+    parsed = found(tmp_path)
+    console = next(p for p in parsed if p.format == "dict_console")
+    assert sorted(set(console.metrics.step)) == list(range(10, 90, 10))
+    assert [run.name for run in group_runs(parsed, tmp_path)] == ["first"]
 
 
 def test_counted_steps_are_not_mixed_with_logged_ones(tmp_path: Path) -> None:

@@ -311,6 +311,7 @@ def test_clearml_cannot_carry_nan(tmp_path: Path, shape: str) -> None:
     (parsed,) = found(tmp_path)
     assert parsed.format == "clearml"
     assert table(parsed) == {("actor/kl", 1): 0.5, ("actor/kl", 2): 0.0, ("actor/kl", 3): 0.25}
+    assert kinds(parsed)["actor/kl", 2] == "clamped"
     assert parsed.identity.experiment == "first"
     assert parsed.metrics.wall_time[0] == 1_700_000_000.001
     assert {p.kind: p.count for p in parsed.problems} == {"not_a_number": 3, "torn_line": 1, "nonfinite_lost": 1}

@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from verl_audit.ingest.model import KINDS, Parsed
+from verl_audit.ingest.model import KINDS, Identity, Parsed
 
+_AXES = ("train/global_step", "training/global_step", "global_step")
 _ENOUGH = 3
 """Fewest equal values, none of them whole, that place a line."""
 
@@ -23,7 +24,7 @@ def align(parsed: Sequence[Parsed]) -> None:
     for console in parsed:
         if console.format != "dict_console" or console.step_kind != "counter":
             continue
-        logged = (p for p in parsed if p is not console and p.step_kind == "logged" and len(p.metrics))
+        logged = (p for p in parsed if p is not console and (p.step_kind == "logged" or _axis(p)) and len(p.metrics))
         for source, steps in ((source, _steps(console, source)) for source in logged):
             if steps:
                 _restep(console, steps, source)
@@ -34,6 +35,8 @@ def _restep(console: Parsed, steps: Mapping[int, int], source: Parsed) -> None:
     console.metrics.step = array("q", (steps[step] for step in console.metrics.step))
     console.step_kind = "logged"
     console.problems = [p for p in console.problems if p.kind != "steps_counted"]
+    if console.identity == Identity():
+        console.identity = source.identity
     console.note("steps_aligned", f"no step is printed: steps are those of equal values in {source.path.name}", 0)
 
 
@@ -45,7 +48,7 @@ def _steps(console: Parsed, source: Parsed) -> dict[int, int] | None:
         where.setdefault((key, value), set()).add(step)
     votes: dict[int, Counter[int]] = {}
     asked: Counter[int] = Counter()
-    known = set(source.metrics.keys)
+    known = {_plain(key) for key in source.metrics.keys}
     for key, step, value in _telling(console, digits):
         asked[step] += key in known
         votes.setdefault(step, Counter()).update(where.get((key, value), ()))
@@ -56,10 +59,24 @@ def _steps(console: Parsed, source: Parsed) -> dict[int, int] | None:
 
 def _telling(parsed: Parsed, digits: int) -> Iterator[tuple[str, int, float]]:
     """Values that can tell a line: finite and not whole, shortened to what the shorter source prints."""
-    buffer = parsed.metrics
-    for key, step, value in zip(buffer.key_id, buffer.step, buffer.value, strict=True):
+    buffer, axis = parsed.metrics, _axis(parsed)
+    names = [_plain(key) for key in buffer.keys]
+    for key, record, step, value in zip(buffer.key_id, buffer.record, buffer.step, buffer.value, strict=True):
         if math.isfinite(value) and value != round(value):
-            yield buffer.keys[key], step, float(f"{value:.{digits}g}")
+            yield names[key], axis.get(record, step), float(f"{value:.{digits}g}")
+
+
+def _axis(parsed: Parsed) -> dict[int, int]:
+    """The step each record tells by itself, where a tracker numbers records on its own."""
+    buffer = parsed.metrics
+    ids = {buffer.keys.index(key) for key in _AXES if key in buffer.keys}
+    points = zip(buffer.key_id, buffer.record, buffer.value, strict=True) if ids else ()
+    return {record: int(value) for key, record, value in points if key in ids and math.isfinite(value)}
+
+
+def _plain(key: str) -> str:
+    """The key as the console prints it: trackers of transformers put `train/` before it."""
+    return key.removeprefix("train/")
 
 
 def _complete(counted: Sequence[int], matched: Mapping[int, int]) -> dict[int, int] | None:

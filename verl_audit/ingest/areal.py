@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from verl_audit.ingest import console, unpack
 from verl_audit.ingest.model import Parsed
@@ -31,19 +32,24 @@ def read(path: Path) -> list[Parsed]:
     """Read such a console: metrics from its tables, tracebacks and the like as in any console; never raises."""
     parsed = console.read(path)[0]
     parsed.format = "areal_console"
-    reader = _Reader(parsed)
     try:
         with unpack.opened(path) as stream:
-            offset = 0
-            while line := stream.readline(_LONGEST_LINE):
-                reader.line(_ANSI.sub(b"", line), offset)
-                offset += len(line)
+            add_tables(stream, parsed)
     except OSError as error:
         parsed.note("unreadable", str(error))
+    return [parsed]
+
+
+def add_tables(stream: BinaryIO, parsed: Parsed) -> None:
+    """Add the tables of a console's text to what was read from it otherwise."""
+    reader = _Reader(parsed)
+    offset = 0
+    while line := stream.readline(_LONGEST_LINE):
+        reader.line(_ANSI.sub(b"", line), offset)
+        offset += len(line)
     if len(parsed.metrics):
         parsed.metrics.mark_rounded()
         parsed.note("few_digits", "numbers are printed with five significant digits", 0)
-    return [parsed]
 
 
 @dataclass

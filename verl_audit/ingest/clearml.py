@@ -1,6 +1,6 @@
 """ClearML's offline session: `metrics.jsonl`, each line an array of events, in a folder or a zip file.
 
-It writes NaN and infinities as 0.0, so a zero here may be any of them.
+It writes NaN and infinities as 0.0, so a zero here may be any of them (kind `clamped`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from verl_audit.ingest import jsonl
-from verl_audit.ingest.model import Identity, Parsed
+from verl_audit.ingest.model import Identity, Parsed, ValueKind
 from verl_audit.ingest.rows import INT64, Row, emit, number
 
 _NAMES = ("project_name", "name", "id")
@@ -112,5 +112,6 @@ def _rows(events: Any, parsed: Parsed, offset: int) -> Iterable[Row]:
             moment = event.get("timestamp")
             wall = moment / 1000 if isinstance(moment, (int, float)) else None
             key = "/".join(str(event[part]) for part in ("metric", "variant") if event.get(part))
-            rows.setdefault(step, Row(step, wall_time=wall)).values.append((key, *value))
+            kind: ValueKind | None = "clamped" if value[0] == 0 else value[1]
+            rows.setdefault(step, Row(step, wall_time=wall)).values.append((key, value[0], kind))
     return rows.values()

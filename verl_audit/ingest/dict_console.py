@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from verl_audit.ingest import console, unpack
 from verl_audit.ingest.model import Parsed, ValueKind
@@ -66,20 +67,25 @@ def read(path: Path) -> list[Parsed]:
     """Read such a console: metrics from its dicts, tracebacks and the like as in any console; never raises."""
     parsed = console.read(path)[0]
     parsed.format = "dict_console"
-    reader = _Reader(parsed)
     try:
         with unpack.opened(path) as stream:
-            offset = 0
-            while line := stream.readline(_LONGEST_LINE):
-                if b"\0" in line:
-                    parsed.note("nul_bytes", "a hole of NUL bytes where lines may have been", offset)
-                if b"{'" in line or b'{"' in line:
-                    reader.line(line, offset)
-                offset += len(line)
+            add_lines(stream, parsed)
     except OSError as error:
         parsed.note("unreadable", str(error))
-    reader.finish()
     return [parsed]
+
+
+def add_lines(stream: BinaryIO, parsed: Parsed) -> None:
+    """Add the dicts of a console's text to what was read from it otherwise."""
+    reader = _Reader(parsed)
+    offset = 0
+    while line := stream.readline(_LONGEST_LINE):
+        if b"\0" in line:
+            parsed.note("nul_bytes", "a hole of NUL bytes where lines may have been", offset)
+        if b"{'" in line or b'{"' in line:
+            reader.line(line, offset)
+        offset += len(line)
+    reader.finish()
 
 
 _STEPS = ("step", "global_step")

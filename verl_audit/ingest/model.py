@@ -18,7 +18,8 @@ ValueKind = Literal["finite", "nan", "inf", "nonfinite_unknown", "clamped", "rou
 
 `finite`, `nan`, `inf` are exact (the sign of an infinity is in the value). `nonfinite_unknown`: the format
 wrote NaN and infinity alike (verl's file logger writes `null`); stored as NaN. `clamped`: the format replaced
-an infinity by a large number. `rounded`: finite, but printed with few decimals, so an exact 0 means nothing.
+an infinity by a large number (MLflow), or the number may stand for a NaN or an infinity (a zero of ClearML).
+`rounded`: finite, but printed with few decimals, so an exact 0 means nothing.
 """
 KINDS: tuple[ValueKind, ...] = ("finite", "nan", "inf", "nonfinite_unknown", "clamped", "rounded")
 _KIND_ID = {kind: i for i, kind in enumerate(KINDS)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from verl_audit.ingest import console
+from verl_audit.ingest import recorded
 from verl_audit.ingest.framing import HEADER, payloads
 from verl_audit.ingest.model import Identity, Parsed
 from verl_audit.ingest.rows import Row, emit
@@ -53,7 +53,7 @@ def _console(path: Path, lines: list[bytes]) -> Parsed:
     cut = {i for i, line in enumerate(lines) if longest >= _SHORTEST_CUT and _length(line) == longest}
     # a NUL tells the console reader that the rest of the line is missing
     text = b"".join(line + (b"\0\n" if i in cut else b"\n") for i, line in enumerate(lines))
-    output = console.read_bytes(text, path)
+    output = recorded.read_text(text, path)
     output.format = "swanlab_output"
     if cut:
         detail = f"SwanLab cuts console lines after {longest} characters: values behind are only in its scalars"

@@ -26,6 +26,7 @@ from verl_audit.ingest.rows import INT64, STEP_KEYS, Row, emit, number
 
 RUNS_TABLE = "W&B runs table: one row a run, no history; export the run's history or give the .wandb file"
 _CELL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE)
+_AXES = ("global_step", "training/global_step", "train/global_step")
 _BOOLS = {"true": 1.0, "false": 0.0}
 _HISTORY_DEFAULT = 500
 """`run.history()` returns this many sampled rows unless told otherwise."""
@@ -133,7 +134,7 @@ def _history_csv(stream: BinaryIO, parsed: Parsed) -> None:
         _fill(row, [(key, cells[i]) for i, key in columns], parsed, offset, whole)
         blanks += sum(not cells[i] for i, _ in columns)
         rows.append(row)
-    if header[column] == "_step" and any(key in ("global_step", "training/global_step") for _, key in columns):
+    if header[column] == "_step" and any(key in _AXES for _, key in columns):
         parsed.step_kind = "counter"
     emit(rows, parsed.metrics)
     if blanks:
@@ -322,7 +323,7 @@ def _joined(group: list[_Shard], path: Path) -> Parsed:
     name = group[0].path if len(group) == 1 else path
     parsed = Parsed(name, "wandb_parquet")
     emit((row for shard in group for row in shard.rows), parsed.metrics)
-    if any(key in ("global_step", "training/global_step") for shard in group for key in shard.logged):
+    if any(key in _AXES for shard in group for key in shard.logged):
         parsed.step_kind = "counter"
     return parsed
 
