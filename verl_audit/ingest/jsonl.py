@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -121,11 +122,40 @@ def load(text: bytes) -> Any:
         return json.loads(text)
 
 
+@dataclass
+class _Nulls:
+    """Nulls of a file, whose meaning only the whole file tells.
+
+    Where rows leave out what they lack, a written null was a value: NaN or an infinity. Where all rows have the
+    same keys it may as well be a gap in a table.
+    """
+
+    shapes: set[frozenset[str]] = field(default_factory=set)
+    places: list[tuple[str, Row, int]] = field(default_factory=list)
+    """Key, row and offset."""
+
+    def settle(self, parsed: Parsed) -> None:
+        """Store those that were values, and count all."""
+        numeric, ragged = set(parsed.metrics.keys), len(self.shapes) > 1
+        for key, row, offset in self.places:
+            if ragged and key in numeric:
+                parsed.metrics.add_later(row.place, row.step, key, math.nan, "nonfinite_unknown")
+                detail = "null stands for NaN or an infinity, which this format cannot tell apart"
+                parsed.note("nonfinite_unknown", detail, offset)
+            else:
+                parsed.note("null_value", "null may be NaN, an infinity or no value: not stored", offset)
+
+
 def add_objects(items: Iterable[tuple[int, dict[str, Any]]], parsed: Parsed) -> None:
     """Add rows given as objects to the metrics of `parsed`."""
-    rows: list[Row] = []
-    nulls: list[tuple[Row, str, int]] = []
-    shapes: set[frozenset[str]] = set()
+    nulls = _Nulls()
+    emit(_rows(items, parsed, nulls), parsed.metrics)
+    nulls.settle(parsed)
+    if not _PRIME_RL.isdisjoint(parsed.metrics.keys):
+        parsed.note("nonfinite_dropped", "prime-rl leaves NaN and infinities out of this file: a gap may be one", 0)
+
+
+def _rows(items: Iterable[tuple[int, dict[str, Any]]], parsed: Parsed, nulls: _Nulls) -> Iterator[Row]:
     for offset, item in items:
         found = step_of(item)
         if found is None:
@@ -135,17 +165,13 @@ def add_objects(items: Iterable[tuple[int, dict[str, Any]]], parsed: Parsed) -> 
         row = Row(step, wall_time=_wall_time(item))
         for key, value in _leaves(item, step_key):
             if value is None:
-                nulls.append((row, key, offset))
+                nulls.places.append((key, row, offset))
             else:
                 _take(row, key, value, parsed, offset)
         if step_key == "_step" and any(k in _OTHER_STEPS and v != step for k, v, _ in row.values):
             parsed.step_kind = "counter"
-        shapes.add(frozenset(item))
-        rows.append(row)
-    _settle_nulls(rows, nulls, len(shapes) > 1, parsed)
-    emit(rows, parsed.metrics)
-    if not _PRIME_RL.isdisjoint(parsed.metrics.keys):
-        parsed.note("nonfinite_dropped", "prime-rl leaves NaN and infinities out of this file: a gap may be one", 0)
+        nulls.shapes.add(frozenset(item))
+        yield row
 
 
 def _leaves(item: Mapping[str, Any], step_key: str) -> Iterable[tuple[str, object]]:
@@ -165,21 +191,6 @@ def _take(row: Row, key: str, value: object, parsed: Parsed, offset: int) -> Non
         parsed.note("not_a_number", f"{key} holds text, a list or a table, which is no metric", offset)
     else:
         row.values.append((key, *found))
-
-
-def _settle_nulls(rows: list[Row], nulls: list[tuple[Row, str, int]], ragged: bool, parsed: Parsed) -> None:
-    """Where rows leave out what they lack, a written null was a value: NaN or infinity. Elsewhere it may be either."""
-    if not nulls:
-        return
-    numeric = {key for row in rows for key, _, _ in row.values}
-    told = [(row, key) for row, key, _ in nulls if ragged and key in numeric]
-    for row, key in told:
-        row.values.append((key, math.nan, "nonfinite_unknown"))
-    if told:
-        detail = "null stands for NaN or an infinity, which this format cannot tell apart"
-        parsed.note("nonfinite_unknown", detail, nulls[0][2], len(told))
-    if left := len(nulls) - len(told):
-        parsed.note("null_value", "null may be NaN, an infinity or no value: not stored", nulls[0][2], left)
 
 
 def _wall_time(item: Mapping[str, Any]) -> float | None:

@@ -10,8 +10,8 @@ import ast
 import math
 import re
 import sqlite3
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +27,31 @@ _LINE = re.compile(rb"(\d{1,16}) ([+-]?(?:nan|inf|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?
 _LONGEST_FILE = 1 << 30
 
 
-@dataclass
-class _Points:
-    """Metric points of one run as stored: (milliseconds, step, key, value, kind), in file order."""
+Point = tuple[int, int, str, float, ValueKind | None]
+"""A metric point as stored: milliseconds, step, key, value, kind."""
 
-    points: list[tuple[int, int, str, float, ValueKind | None]] = field(default_factory=list)
 
-    def add(self, time: int, step: int, key: str, value: float, kind: ValueKind | None = None) -> None:
-        self.points.append((time, step, key, value, kind))
+def _emit(points: Iterable[Point], parsed: Parsed) -> None:
+    """Points in the order of their times: one record for each time and step, so that of two values at one step the
+    later counts."""
+    renamed: set[str] = set()
+    emit(_rows(points, parsed, renamed), parsed.metrics)
+    if renamed:
+        parsed.note("keys_restored", "_at_ in metric names is read as @, which verl wrote", count=len(renamed))
 
-    def emit(self, parsed: Parsed) -> None:
-        """One record for each time and step; the later of two values at one step comes last."""
-        rows: dict[tuple[int, int], Row] = {}
-        seen: dict[tuple[int, int, str], float] = {}
-        renamed = set()
-        for time, step, key, value, kind in sorted(self.points, key=lambda p: p[:2]):
+
+def _rows(points: Iterable[Point], parsed: Parsed, renamed: set[str]) -> Iterator[Row]:
+    for (time, step), group in groupby(points, key=lambda p: p[:2]):
+        row, seen = Row(step, wall_time=time / 1000), dict[str, float]()
+        for _, _, key, value, kind in group:
             plain = _AT.sub("@", key).replace("//", "/")
-            renamed |= {key} if plain != key else set()
-            before = seen.setdefault((time, step, plain), value)
+            if plain != key:
+                renamed.add(key)
+            before = seen.setdefault(plain, value)
             if before != value and not (math.isnan(before) and math.isnan(value)):
-                parsed.note(
-                    "same_time", f"{plain} has two values at step {step} and one time: which is later is unknown"
-                )
-            rows.setdefault((time, step), Row(step, wall_time=time / 1000)).values.append((plain, value, kind))
-        emit(rows.values(), parsed.metrics)
-        if renamed:
-            parsed.note("keys_restored", "_at_ in metric names is read as @, which verl wrote", count=len(renamed))
+                parsed.note("same_time", f"{plain} has two values at step {step} and one time: the later is not known")
+            row.values.append((plain, value, kind))
+        yield row
 
 
 def read(path: Path) -> list[Parsed]:
@@ -77,11 +76,7 @@ def _database(connection: sqlite3.Connection, whole: Parsed) -> list[Parsed]:
     columns = "run_uuid, name, lifecycle_stage, experiment_id, start_time"
     runs = sqlite_copy.salvage(connection, "runs", columns, whole)
     experiments = dict(sqlite_copy.salvage(connection, "experiments", "experiment_id, name", whole))
-    points: dict[str, list[tuple[Any, ...]]] = {}
-    for run_id, *point in sqlite_copy.salvage(
-        connection, "metrics", "run_uuid, timestamp, step, key, value, is_nan", whole
-    ):
-        points.setdefault(run_id, []).append(tuple(point))
+    metrics = _sorted_metrics(connection, whole)
     params: dict[str, dict[str, str]] = {}
     for run_id, key, value in sqlite_copy.salvage(connection, "params", "run_uuid, key, value", whole):
         params.setdefault(run_id, {})[key] = value
@@ -92,26 +87,42 @@ def _database(connection: sqlite3.Connection, whole: Parsed) -> list[Parsed]:
             continue
         identity = Identity(experiments.get(experiment), name, run_id, started / 1000 if started else None)
         parsed = Parsed(whole.path, "mlflow", identity=identity)
-        _stored(points.pop(run_id, []), parsed)
+        _emit(_stored(metrics(run_id), parsed), parsed)
         _configure(params.get(run_id, {}), parsed)
         found.append(parsed)
     return found
 
 
-def _stored(points: Sequence[tuple[Any, ...]], parsed: Parsed) -> None:
-    collected = _Points()
+def _sorted_metrics(connection: sqlite3.Connection, whole: Parsed) -> Callable[[str], Iterable[tuple[Any, ...]]]:
+    """A way to the metrics of one run in the order of their times, through the database or, if damaged, around it."""
+    columns = "run_uuid, timestamp, step, key, value, is_nan"
+    try:
+        for _ in connection.execute(f"SELECT {columns} FROM metrics"):
+            pass
+    except sqlite3.Error:
+        rows = sqlite_copy.salvage(connection, "metrics", columns, whole)
+        rows.sort(key=lambda row: tuple(v if isinstance(v, int) else 0 for v in row[1:3]))
+        return lambda run_id: (row[1:] for row in rows if row[0] == run_id)
+    # the plus keeps SQLite to the table it has just read through, away from an index that may be damaged
+    query = (
+        "SELECT timestamp, step, key, value, is_nan FROM metrics WHERE +run_uuid = ? ORDER BY timestamp, step, rowid"
+    )
+    return lambda run_id: connection.execute(query, [run_id])
+
+
+def _stored(points: Iterable[tuple[Any, ...]], parsed: Parsed) -> Iterator[Point]:
     for time, step, key, value, is_nan in points:
-        if not isinstance(value, (int, float)) or not isinstance(step, int) or not isinstance(key, str):
-            parsed.note("bad_row", "a metric row without a number, step or name")
+        whole = isinstance(time, int) and isinstance(step, int) and isinstance(key, str)
+        if not whole or not isinstance(value, (int, float)) or abs(step) >= INT64:
+            parsed.note("bad_row", "a metric row without a number, time, step or name")
             parsed.values_lost += 1
         elif is_nan:
-            collected.add(time, step, key, math.nan)
+            yield time, step, key, math.nan, None
         elif abs(value) >= _LARGEST:
-            collected.add(time, step, key, math.copysign(math.inf, value), "clamped")
             parsed.note("clamped", "MLflow stores infinities as 1.797e308: taken for infinite")
+            yield time, step, key, math.copysign(math.inf, value), "clamped"
         else:
-            collected.add(time, step, key, float(value))
-    collected.emit(parsed)
+            yield time, step, key, float(value), None
 
 
 def _configure(params: dict[str, str], parsed: Parsed) -> None:
@@ -155,10 +166,10 @@ def read_files(path: Path) -> list[Parsed]:
     if meta.get("lifecycle_stage") == "deleted":
         parsed.note("deleted_run", "a run that was deleted in MLflow is left out")
         return [parsed]
-    collected = _Points()
+    points: list[Point] = []
     for file in _files(path / "metrics"):
-        _metric_file(file, file.relative_to(path / "metrics").as_posix(), collected, parsed)
-    collected.emit(parsed)
+        points.extend(_metric_file(file, file.relative_to(path / "metrics").as_posix(), parsed))
+    _emit(sorted(points, key=lambda p: p[:2]), parsed)
     params = {f.relative_to(path / "params").as_posix(): f for f in _files(path / "params")}
     _configure({key: _content(file, parsed).decode("utf-8", "replace") for key, file in params.items()}, parsed)
     return [parsed]
@@ -168,14 +179,14 @@ def _files(folder: Path) -> Iterable[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
 
 
-def _metric_file(file: Path, key: str, collected: _Points, parsed: Parsed) -> None:
+def _metric_file(file: Path, key: str, parsed: Parsed) -> Iterator[Point]:
     offset = 0
     for line in _content(file, parsed).splitlines(keepends=True):
         match = _LINE.fullmatch(line.strip())
         torn = not line.endswith(b"\n")
         step = int(match[3] or 0) if match else 0
         if match and not torn and abs(step) < INT64:
-            collected.add(int(match[1]), step, key, float(match[2]))
+            yield int(match[1]), step, key, float(match[2]), None
         elif line.strip(b"\0 \r\n"):
             detail = f"metrics/{key}: not 'time value step'" + (", or cut off" if torn else "")
             parsed.note("torn_line" if torn else "bad_line", detail, offset)

@@ -114,9 +114,10 @@ class MetricBuffer:
     _last_step: int | None = None
     _wall: float = math.nan
 
-    def next_record(self, step: int, wall_time: float | None = None) -> None:
-        """Open the next log call at `step`; a step below the last one starts a new segment."""
-        if self._last_step is not None and step < self._last_step:
+    def next_record(self, step: int, wall_time: float | None = None, restart: bool | None = None) -> None:
+        """Open the next log call at `step`. A step below the last one starts a new segment, unless `restart` tells."""
+        fell = self._last_step is not None and step < self._last_step
+        if fell if restart is None else restart:
             self._segment += 1
         self._last_step = step
         self._record += 1
@@ -139,6 +140,18 @@ class MetricBuffer:
         self.value.append(value)
         self.kind_id.append(_KIND_ID[kind])
         self.wall_time.append(self._wall)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Record and segment that are open."""
+        return self._record, self._segment
+
+    def add_later(self, place: tuple[int, int], step: int, key: str, value: float, kind: ValueKind) -> None:
+        """Append a value to an earlier record, given by its `place` and step."""
+        now = self._record, self._segment, self._last_step, self._wall
+        (self._record, self._segment), self._last_step, self._wall = place, step, math.nan
+        self.add(key, value, kind)
+        self._record, self._segment, self._last_step, self._wall = now
 
     def mark_rounded(self) -> None:
         """Turn every finite value into a rounded one (sources that print three decimals)."""

@@ -1,4 +1,4 @@
-"""Log rows of sources that several writers share, put in the order a `MetricBuffer` wants.
+"""Log rows of sources that several writers share, and which process life each belongs to.
 
 A trainer and a rollout process that log into one file need not log their steps in order. A row starts a new
 process life only if most of its keys were already logged at a higher step.
@@ -44,29 +44,25 @@ class Row:
     step: int
     values: list[tuple[str, float, ValueKind | None]] = field(default_factory=list)
     wall_time: float | None = None
+    place: tuple[int, int] = (0, 0)
+    """Record and segment in the buffer, once it was added."""
 
 
 def emit(rows: Iterable[Row], metrics: MetricBuffer) -> None:
-    """Add rows to the buffer: process lives one after another, steps in order within each."""
-    for life in _lives(rows):
-        for row in sorted(life, key=lambda r: r.step):
-            metrics.next_record(row.step, row.wall_time)
-            for key, value, kind in row.values:
-                metrics.add(key, value, kind)
-
-
-def _lives(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    life: list[Row] = []
+    """Add rows to the buffer as they come."""
     last: dict[str, int] = {}
     for row in rows:
+        step = row.step
         seen = [last[key] for key, _, _ in row.values if key in last]
-        if 2 * sum(row.step < step for step in seen) > len(seen):
-            yield life
-            life, last = [], {}
-        life.append(row)
-        for key, _, _ in row.values:
-            last[key] = max(row.step, last.get(key, row.step))
-    yield life
+        restart = 2 * sum(step < before for before in seen) > len(seen)
+        if restart:
+            last = {}
+        metrics.next_record(step, row.wall_time, restart)
+        row.place = metrics.place
+        for key, value, kind in row.values:
+            metrics.add(key, value, kind)
+            if last.get(key, step) <= step:
+                last[key] = step
 
 
 def step_of(row: Mapping[str, object]) -> tuple[int, str] | None:

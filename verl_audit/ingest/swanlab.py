@@ -5,6 +5,7 @@ A second value for a key and step is not in this file; SwanLab drops it here and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -26,7 +27,8 @@ class _Log:
     """What has been read so far of one file."""
 
     scalars: Parsed
-    rows: list[Row] = field(default_factory=list)
+    row: Row | None = None
+    """The log call that is being read."""
     lines: list[bytes] = field(default_factory=list)
     """Console lines; NUL for one that is lost."""
 
@@ -36,11 +38,10 @@ def read(path: Path) -> list[Parsed]:
     log = _Log(Parsed(path, "swanlab"))
     try:
         with path.open("rb") as stream:
-            _read_stream(stream, log)
+            emit(_read_stream(stream, log), log.scalars.metrics)
             log.scalars.bytes_read = stream.tell()
     except OSError as error:
         log.scalars.note("unreadable", str(error))
-    emit(log.rows, log.scalars.metrics)
     output = _console(path, log.lines)
     output.identity = log.scalars.identity
     useful = output.metrics.records or output.events or output.configs
@@ -65,7 +66,7 @@ def _length(line: bytes) -> int:
     return len(line.decode("utf-8", "replace"))
 
 
-def _read_stream(stream: BinaryIO, log: _Log) -> None:
+def _read_stream(stream: BinaryIO, log: _Log) -> Iterator[Row]:
     note = log.scalars.note
     header = stream.read(HEADER)
     if header[: len(MAGIC)] != MAGIC:
@@ -79,10 +80,15 @@ def _read_stream(stream: BinaryIO, log: _Log) -> None:
         if not payload:
             log.lines.append(b"\0")
             continue
+        before = log.row
         try:
             _record(payload, log)
         except (WireError, ValueError) as error:
             note("bad_record", str(error), offset)
+        if before is not None and log.row is not before:
+            yield before
+    if log.row is not None:
+        yield log.row
 
 
 def _record(payload: bytes, log: _Log) -> None:
@@ -103,11 +109,10 @@ def _scalar(record: dict[int, Value], log: _Log) -> None:
     step = signed(record.get(2, 0))
     value = dict(fields(as_bytes(record.get(5, b""))))
     wall = _time(record.get(4))
-    last = log.rows[-1] if log.rows else None
-    if last is None or last.step != step or last.wall_time != wall:
-        last = Row(step, wall_time=wall)
-        log.rows.append(last)
-    last.values.append((key, as_float(value[1], DOUBLE) if 1 in value else 0.0, None))
+    content = as_float(value[1], DOUBLE) if 1 in value else 0.0
+    if log.row is None or log.row.step != step or log.row.wall_time != wall:
+        log.row = Row(step, wall_time=wall)
+    log.row.values.append((key, content, None))
 
 
 def _time(message: Value | None) -> float | None:

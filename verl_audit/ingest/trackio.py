@@ -6,7 +6,7 @@ NaN and infinities are written as strings. A second row at a step holds only the
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def _database(connection: sqlite3.Connection, whole: Parsed) -> list[Parsed]:
     for run_id, rows in runs.items():
         identity = Identity(whole.path.stem, str(rows[0][0]), run_id if has_id else None, _time(rows[0][1]))
         parsed = Parsed(whole.path, "trackio", identity=identity)
-        _fill(rows, parsed)
+        emit(_rows(rows, parsed), parsed.metrics)
         if run_id in configs:
             parsed.configs.append(ConfigFound(configs[run_id], "tracker"))
         found.append(parsed)
@@ -61,8 +61,7 @@ def _configs(connection: sqlite3.Connection, whole: Parsed) -> dict[str, dict[st
     return configs
 
 
-def _fill(stored: Sequence[tuple[Any, ...]], parsed: Parsed) -> None:
-    rows = []
+def _rows(stored: Sequence[tuple[Any, ...]], parsed: Parsed) -> Iterator[Row]:
     for index, (_, timestamp, step, text) in enumerate(stored):
         item = _object(text)
         if item is None or not isinstance(step, int) or abs(step) >= INT64:
@@ -75,8 +74,7 @@ def _fill(stored: Sequence[tuple[Any, ...]], parsed: Parsed) -> None:
                 parsed.note("not_a_number", f"{key} holds text, a list or a table, which is no metric", index)
             else:
                 row.values.append((key, *taken))
-        rows.append(row)
-    emit(rows, parsed.metrics)
+        yield row
 
 
 def _object(text: object) -> dict[str, Any] | None:

@@ -124,7 +124,23 @@ def _history_csv(stream: BinaryIO, parsed: Parsed) -> None:
         return
     wall = header.index("_timestamp") if "_timestamp" in header else None
     columns = [(i, key) for i, key in enumerate(header) if key and i != column and not key.startswith("_")]
-    rows, blanks = [], 0
+    blanks = [0]
+    emit(_history_rows(lines, column, wall, columns, parsed, blanks), parsed.metrics)
+    if header[column] == "_step" and any(key in _AXES for _, key in columns):
+        parsed.step_kind = "counter"
+    if blanks[0]:
+        detail = "an empty cell is taken for 'not logged'; a table written by pandas leaves NaN empty as well"
+        parsed.note("nan_or_missing", detail, 0, blanks[0])
+
+
+def _history_rows(
+    lines: Iterator[tuple[int, list[str], bool]],
+    column: int,
+    wall: int | None,
+    columns: list[tuple[int, str]],
+    parsed: Parsed,
+    blanks: list[int],
+) -> Iterator[Row]:
     for offset, cells, whole in lines:
         step = _step(cells[column])
         if step is None:
@@ -132,14 +148,8 @@ def _history_csv(stream: BinaryIO, parsed: Parsed) -> None:
             continue
         row = Row(step, wall_time=_float(cells[wall]) if wall is not None else None)
         _fill(row, [(key, cells[i]) for i, key in columns], parsed, offset, whole)
-        blanks += sum(not cells[i] for i, _ in columns)
-        rows.append(row)
-    if header[column] == "_step" and any(key in _AXES for _, key in columns):
-        parsed.step_kind = "counter"
-    emit(rows, parsed.metrics)
-    if blanks:
-        detail = "an empty cell is taken for 'not logged'; a table written by pandas leaves NaN empty as well"
-        parsed.note("nan_or_missing", detail, 0, blanks)
+        blanks[0] += sum(not cells[i] for i, _ in columns)
+        yield row
 
 
 def _fill(row: Row, cells: list[tuple[str, str]], parsed: Parsed, offset: int, whole: bool) -> None:
