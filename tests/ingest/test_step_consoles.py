@@ -81,6 +81,11 @@ def test_trl_with_a_step_and_numbers_as_text(tmp_path: Path) -> None:
     assert kinds(parsed)["reward", 7] == "nan"
 
 
+def test_a_step_that_is_no_number_is_counted(tmp_path: Path) -> None:
+    parsed = one(tmp_path / "console.log", "{'loss': 0.5, 'step': nan, 'epoch': nan}\n{'loss': 1.5, 'epoch': 1.0}\n")
+    assert [table(parsed)["loss", s] for s in (1, 2)] == [0.5, 1.5]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -7,6 +7,7 @@ line up with nothing else. A dict cut short counts up to its last comma.
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -78,14 +79,18 @@ def read(path: Path) -> list[Parsed]:
 def add_lines(stream: BinaryIO, parsed: Parsed) -> None:
     """Add the dicts of a console's text to what was read from it otherwise."""
     reader = _Reader(parsed)
+    emit(_rows(stream, reader), parsed.metrics)
+    reader.finish()
+
+
+def _rows(stream: BinaryIO, reader: _Reader) -> Iterator[Row]:
     offset = 0
     while line := stream.readline(_LONGEST_LINE):
         if b"\0" in line:
-            parsed.note("nul_bytes", "a hole of NUL bytes where lines may have been", offset)
+            reader.parsed.note("nul_bytes", "a hole of NUL bytes where lines may have been", offset)
         if b"{'" in line or b'{"' in line:
-            reader.line(line, offset)
+            yield from reader.line(line, offset)
         offset += len(line)
-    reader.finish()
 
 
 _STEPS = ("step", "global_step")
@@ -93,8 +98,11 @@ _STEPS = ("step", "global_step")
 
 @dataclass
 class _Numbers:
-    """Numbers for lines without a step: a line that adds to the one before it (same epoch, other keys) shares
-    its number, and after a fall of the epoch the count goes on from the earlier line of that epoch."""
+    """Numbers for lines without a step.
+
+    A line that adds to the one before it (same epoch, other keys) shares its number, and after a fall of the
+    epoch the count goes on from the earlier line of that epoch.
+    """
 
     epochs: list[float] = field(default_factory=list)
     keys: set[str] = field(default_factory=set)
@@ -114,25 +122,25 @@ class _Numbers:
 
 @dataclass
 class _Reader:
-    """Rows so far; the lines of TRL, which carry no step, are numbered by `trl`."""
+    """State between lines; lines that carry no step are numbered."""
 
     parsed: Parsed
-    rows: list[Row] = field(default_factory=list)
     numbers: _Numbers = field(default_factory=_Numbers)
     highest: dict[str, int] = field(default_factory=dict)
     counted: int = 0
 
-    def line(self, raw: bytes, offset: int) -> None:
+    def line(self, raw: bytes, offset: int) -> Iterator[Row]:
         clean = _ANSI.sub(b"", raw)
         for segment in clean.rstrip(b"\r\n").split(b"\r"):
             found = _segment(segment)
-            if found:
-                self._take(found, offset)
+            if found is None:
+                continue
+            if len({key for key, _ in found.pairs}) < len(found.pairs):
+                self.parsed.note("doubtful_line", "a key comes twice: two lines run into one another", offset)
+            else:
+                yield self._row(found, offset)
 
-    def _take(self, found: _Dict, offset: int) -> None:
-        if len({key for key, _ in found.pairs}) < len(found.pairs):
-            self.parsed.note("doubtful_line", "a key comes twice: two lines run into one another", offset)
-            return
+    def _row(self, found: _Dict, offset: int) -> Row:
         if found.torn:
             self.parsed.note("torn_line", "a dict is damaged or cut off: read up to its last comma", offset)
             self.parsed.values_lost += 1
@@ -142,9 +150,7 @@ class _Reader:
             )
         step = self._step(found)
         kind: ValueKind | None = "rounded" if found.rounded else None
-        row = Row(step)
-        row.values = [(k, v, kind if abs(v) < float("inf") else None) for k, v in found.pairs if k not in _STEPS]
-        self.rows.append(row)
+        return Row(step, [(k, v, kind if math.isfinite(v) else None) for k, v in found.pairs if k not in _STEPS])
 
     def _step(self, found: _Dict) -> int:
         if found.head:
@@ -152,14 +158,13 @@ class _Reader:
             self.highest[name] = max(step, self.highest.get(name, 0))
             return step
         own = found.get(*_STEPS)
-        if own is not None and own == int(own) and abs(own) < INT64:
+        if own is not None and abs(own) < INT64 and own == int(own):
             return int(own)
         self.counted += 1
         return self.numbers.give(found)
 
     def finish(self) -> None:
         parsed = self.parsed
-        emit(self.rows, parsed.metrics)
         if self.counted:
             parsed.step_kind = "counter"
             detail = "no step is printed: lines are numbered from 1 in order (trainer_state.json holds the steps)"
