@@ -80,6 +80,9 @@ def test_content_decides_and_names_do_not(tmp_path: Path) -> None:
         tmp_path,
         {
             "12:30:01.txt": "x" * 5_000_000 + "\n" + STEP,
+            "config_first.log": '{\n  "a": 1\n}\n' + STEP,
+            "json_first": '{"a": 1}\n{"b": 2}\n' + STEP,
+            "plain_json": '{"a": 1}\n',
             "nohup.out": "\x1b[36m(TaskRunner pid=1)\x1b[0m hello\n",
             "nul.log": bytes(300_000) + STEP.encode(),
             "crash.err": "Traceback (most recent call last):\n",
@@ -107,6 +110,8 @@ def test_content_decides_and_names_do_not(tmp_path: Path) -> None:
     result = discover([tmp_path])
     assert found(result, tmp_path) == {
         "12:30:01.txt": "verl_console",
+        "config_first.log": "verl_console",
+        "json_first": "verl_console",
         "nohup.out": "verl_console",
         "nul.log": "verl_console",
         "crash.err": "verl_console",
@@ -125,7 +130,7 @@ def test_content_decides_and_names_do_not(tmp_path: Path) -> None:
     assert reasons["optim.pt"] == "pickle: never opened"
     assert reasons["old.log.gz"].startswith("compressed")
     assert reasons["blob"] == reasons["train.py"] == "not a log"
-    assert len(reasons) + len(result.files) == 23
+    assert len(reasons) + len(result.files) == 26
 
 
 def test_directories_that_are_not_entered(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ _CONSOLE_MARK = re.compile(
 _CONSOLE_WORDS = (b"step:", b" pid=", b"[validate_config]", b"Traceback (most", b"Training Progress: ")
 _LONGEST_SEARCH = 1 << 30
 _CONTROL = bytes({*range(1, 32)} - {*b"\t\n\v\f\r\b\x1b"})
+_JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 _ROWS = 64
 _JSON_START = re.compile(rb"\{\s*\"|\[\s*\{")
 _BLANK = b"\0 \r\n\t"
@@ -280,15 +281,18 @@ def _recognise_text(path: Path, named: Path, head: bytes) -> Found | Skipped:
     """`named` is the path with the name the text has; its compressed file may be called otherwise."""
     suffix = named.suffix.lower()
     start = head.lstrip(_BLANK)
-    if suffix in (".jsonl", ".ndjson", ".json") or _JSON_START.match(start):
-        return _recognise_json(path, named, head)
+    reason = "no step line and no mark of verl or Ray in it"
+    if suffix in _JSON_ENDINGS or _JSON_START.match(start):
+        verdict = _recognise_json(path, named, head)
+        if isinstance(verdict, Found) or suffix in _JSON_ENDINGS:
+            return verdict
+        reason = verdict.reason  # unless it is a console that begins with a printed configuration
     if suffix in (".csv", ".tsv") or _is_table(head):
         return _recognise_csv(path, head)
-    if reason := _not_a_log(named, suffix, head):
-        return Skipped(path, reason)
-    if form := _console_kind(path):
-        return Found(path, form)
-    return Skipped(path, "no step line and no mark of verl or Ray in it")
+    if other := _not_a_log(named, suffix, head):
+        return Skipped(path, other)
+    form = _console_kind(path)
+    return Found(path, form) if form else Skipped(path, reason)
 
 
 def _by_signature(path: Path, suffix: str, head: bytes) -> Format | None:

@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,22 @@ def copied(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def tables(path: Path) -> set[str]:
-    """Names of the tables; none if the file cannot be read as a database."""
+    """Names of the tables; none if the file cannot be read as a database.
+
+    A look at the file itself, which writes nothing, is enough unless the tables are still in its `-wal` file.
+    """
     try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
+            if names := _names(connection):
+                return names
         with copied(path) as connection:
-            return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            return _names(connection)
     except (OSError, sqlite3.Error):
         return set()
+
+
+def _names(connection: sqlite3.Connection) -> set[str]:
+    return {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
 def salvage(connection: sqlite3.Connection, table: str, columns: str, parsed: Parsed) -> list[tuple[Any, ...]]:
