@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ingest.test_trackers import mlflow_store, swan_log, trackio_store
+from tests.ingest.test_trackers import clearml_events, mlflow_store, swan_log, trackio_store
 from tests.ingest.writers import block_log, output_raw, run_record, table, tf_scalar, wandb_row
 from verl_audit.ingest import wandb
 from verl_audit.ingest.discover import discover
@@ -97,3 +97,68 @@ def test_recorded_text_of_other_frameworks(tmp_path: Path) -> None:
     assert table(output) == {("rollout/raw_reward", 3): 0.5}
     (tmp_path / "trl.wandb").write_bytes(block_log([output_raw("{'loss': 0.5, 'epoch': 1.0}\n")]))
     assert [len(p.metrics) for p in wandb.read(tmp_path / "trl.wandb")] == [0]
+
+
+def console(steps: range) -> str:
+    return "".join(f"step:{s} - a/b:{s}.75\n" for s in steps)
+
+
+def test_a_file_of_several_runs_is_not_joined_by_where_it_lies(tmp_path: Path) -> None:
+    db = trackio_store(tmp_path / "math.db", [(s, {"a/b": s + 0.5}) for s in range(3)])
+    db.execute(
+        "INSERT INTO metrics (run_id, timestamp, run_name, step, metrics) VALUES ('id2', '', 'second', 1, ?)",
+        ('{"a/b": 7.5}',),
+    )
+    db.commit()
+    db.close()
+    (tmp_path / "run.log").write_text(console(range(3)))
+    parsed = read_all(discover([tmp_path]))
+    assert sorted(run.name for run in group_runs(parsed, tmp_path))[:2] == ["first", "run"]
+    assert len(group_runs(parsed, tmp_path)) == 3
+
+
+def test_equal_values_find_their_run_in_a_shared_database(tmp_path: Path) -> None:
+    db = trackio_store(tmp_path / "math.db", [(s, {"a/b": s + 0.75}) for s in range(20)])
+    db.execute(
+        "INSERT INTO metrics (run_id, timestamp, run_name, step, metrics) VALUES ('id2', '', 'second', 1, ?)",
+        ('{"a/b": 7.5}',),
+    )
+    db.commit()
+    db.close()
+    (tmp_path / "run.log").write_text(console(range(20)))
+    parsed = read_all(discover([tmp_path]))
+    runs = {run.name: {parsed[i].format for i, _ in run.units} for run in group_runs(parsed, tmp_path)}
+    assert runs == {"first": {"trackio", "verl_console"}, "second": {"trackio"}}
+
+
+def test_nameless_rows_belong_to_the_only_run_they_lie_with(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/run.log").write_text(console(range(20)))
+    (tmp_path / "side.jsonl").write_text("".join(f'{{"step": {s}, "other": {s}.5}}\n' for s in range(20)))
+    parsed = read_all(discover([tmp_path]))
+    assert len(group_runs(parsed, tmp_path)) == 1
+    (tmp_path / "logs/run2.log").write_text(console(range(30, 50)))
+    parsed = read_all(discover([tmp_path]))
+    assert len(group_runs(parsed, tmp_path)) == 3
+
+
+def test_rows_that_contradict_stay_apart(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/run.log").write_text(console(range(20)))
+    (tmp_path / "side.jsonl").write_text("".join(f'{{"step": {s}, "a/b": {s}.5}}\n' for s in range(20)))
+    assert len(group_runs(read_all(discover([tmp_path])), tmp_path)) == 2
+
+
+def test_an_exact_source_counts_before_one_that_cannot_say_nan(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/metrics.jsonl").write_text(clearml_events([(1, 0.0), (2, 0.5)]))
+    (tmp_path / "run.log").write_text("step:1 - actor/kl:nan - actor/x:1\nstep:2 - actor/kl:0.5\n")
+    parsed = read_all(discover([tmp_path]))
+    names = [p.path.name for p in parsed]
+    con = open_store()
+    load_sources(con, parsed, names)
+    load_run(con, RunInput("r", "run", "r", tuple((i, 0) for i in range(len(parsed)))), parsed, names)
+    finish(con, {})
+    (kind,) = con.execute("SELECT kind FROM metrics WHERE key = 'actor/kl' AND step = 1").fetchall()
+    assert kind == ("nan",)
+    assert con.execute("SELECT count(*) FROM differences").fetchall() == [(0,)]

@@ -18,6 +18,8 @@ from verl_audit.ingest.model import Parsed
 
 MAGIC = b"SQLite format 3\0"
 _WAL_MODE = 2
+_PARTS = ("", "-wal", "-journal")
+_TRIES = 3
 
 
 @contextmanager
@@ -25,16 +27,35 @@ def copied(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection to a copy of the database; raises OSError or sqlite3.Error."""
     with tempfile.TemporaryDirectory(prefix="verl-audit-") as directory:
         copy = Path(directory) / "copy.db"
-        for suffix in ("", "-wal", "-journal"):
-            source = path.with_name(path.name + suffix)
-            if source.is_file():
-                shutil.copyfile(source, copy.with_name(copy.name + suffix))
+        for _ in range(_TRIES):
+            before = _state(path)
+            _copy(path, copy)
+            if _state(path) == before:
+                break  # else the writer moved rows between the files meanwhile
         connection = sqlite3.connect(copy)
         connection.text_factory = lambda text: text.decode("utf-8", "replace")
         try:
             yield connection
         finally:
             connection.close()
+
+
+def _copy(path: Path, copy: Path) -> None:
+    for suffix in _PARTS:
+        source, target = path.with_name(path.name + suffix), copy.with_name(copy.name + suffix)
+        target.unlink(missing_ok=True)
+        if source.is_file() or not suffix:
+            shutil.copyfile(source, target)
+
+
+def _state(path: Path) -> list[tuple[int, int] | None]:
+    """Size and time of change of the database and the files beside it."""
+    state = []
+    for suffix in _PARTS:
+        part = path.with_name(path.name + suffix)
+        found = part.stat() if part.is_file() else None
+        state.append((found.st_size, found.st_mtime_ns) if found else None)
+    return state
 
 
 def tables(path: Path) -> set[str]:
