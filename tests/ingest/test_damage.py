@@ -17,7 +17,7 @@ from tests.ingest.test_exports import history_file
 from tests.ingest.test_properties import Damage, cut, damages, flip, modest, remove, zero
 from tests.ingest.test_step_consoles import areal_step
 from tests.ingest.test_trackers import clearml_events, mlflow_store, swan_log, trackio_store
-from tests.ingest.writers import table
+from tests.ingest.writers import BLOCK, REAL_RUNS, table
 from verl_audit.ingest import areal, clearml, dict_console, jsonl, mlflow, swanlab, trackio, trl, wandb_export
 from verl_audit.ingest.discover import discover
 from verl_audit.ingest.model import Parsed
@@ -164,6 +164,36 @@ def test_nothing_crashes(name: str, damage_kind: Callable[[bytes, Damage], bytes
         results = read_all(discover([Path(directory)]))
     assert not any(p.kind == "reader_crashed" for r in results for p in r.problems)
     parse(data, read)
+
+
+def duplicate(data: bytes, damage: Damage) -> bytes:
+    """A block written twice."""
+    start = damage.start(data) // BLOCK * BLOCK
+    return data[: start + BLOCK] + data[start : start + BLOCK] + data[start + BLOCK :]
+
+
+def interleave(data: bytes, damage: Damage) -> bytes:
+    """Two blocks in each other's place."""
+    blocks = [data[i : i + BLOCK] for i in range(0, len(data), BLOCK)]
+    i, j = damage.start(data) // BLOCK, damage.size % len(blocks)
+    blocks[i], blocks[j] = blocks[j], blocks[i]
+    return b"".join(blocks)
+
+
+REAL_SWANLAB = sorted((REAL_RUNS / "mismatch_probe" / "swanlog").glob("*/*.swanlab"))
+
+
+@pytest.mark.skipif(not REAL_SWANLAB, reason="real runs are not here")
+@pytest.mark.parametrize("damage_kind", [cut, flip, zero, remove, duplicate, interleave])
+@given(damage=damages)
+@modest
+def test_a_real_swanlab_file_yields_only_what_is_in_it(
+    damage_kind: Callable[[bytes, Damage], bytes], damage: Damage
+) -> None:
+    data = REAL_SWANLAB[0].read_bytes()
+    whole = {point: repr(value) for point, value in table(parse(data, swanlab.read)[0]).items()}
+    found = table(parse(damage_kind(data, damage), swanlab.read)[0])
+    assert {point: repr(value) for point, value in found.items()}.items() <= whole.items()
 
 
 @pytest.fixture(scope="module")

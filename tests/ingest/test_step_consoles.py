@@ -290,3 +290,10 @@ def test_areal_torn_and_unplaced(tmp_path: Path) -> None:
     parsed = one(tmp_path / "main.log", text)
     assert table(parsed) == {("a/x", 0): 1.0, ("a/x", 2): 3.0}
     assert sorted(problem_kinds(parsed)) == ["few_digits", "torn_line", "unplaced_table"]
+
+
+def test_areal_rows_of_a_table_without_its_head(tmp_path: Path) -> None:
+    text = areal_step(1, {"a/x": 1, "a/y": 2}).rsplit("╘", 1)[0] + "│ a/x │ 7.0000e+00 │ a/z │ 8.0000e+00 │\n"
+    parsed = one(tmp_path / "main.log", text)
+    assert table(parsed) == {("a/x", 0): 1.0, ("a/y", 0): 2.0}
+    assert "doubtful_table" in problem_kinds(parsed)

@@ -7,7 +7,7 @@ Numbers are printed with five significant digits. Steps are counted from 0 as AR
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,6 +62,7 @@ class _Reader:
     """The last tracker step, which AReaL never uses twice."""
     open: bool = False
     recorded: bool = False
+    keys: set[bytes] = field(default_factory=set)
     tables: int = 0
     """How many tables of the step have begun."""
 
@@ -109,7 +110,13 @@ class _Reader:
         if not self.recorded:
             self.parsed.metrics.next_record(self.logged)
             self.recorded = True
-        self.parsed.metrics.add(key.decode(), float(value))
+            self.keys.clear()
+        if key in self.keys:  # rows of another table, whose head is missing
+            self.open = False
+            self._lost("doubtful_table", "a key comes twice in one table: the rest of it is not read", offset, 1)
+        if self.open:
+            self.keys.add(key)
+            self.parsed.metrics.add(key.decode(), float(value))
 
     def _lost(self, kind: str, detail: str, offset: int, count: int) -> None:
         self.parsed.note(kind, detail, offset, count)
