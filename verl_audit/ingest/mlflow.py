@@ -1,7 +1,8 @@
-"""MLflow stores: the SQLite database (verl's default is /tmp/mlruns.db) and the older folder of text files.
+"""MLflow stores: the SQLite database and the older folder of text files.
 
-The database writes NaN as 0 with a flag and clamps infinities to the largest double; the folder writes both.
-verl writes `@` as `_at_` in metric names, which is undone.
+verl's default is a database `mlruns.db` in the temporary directory, which all runs of a machine share. The
+database writes NaN as 0 with a flag and clamps infinities to the largest double; the folder writes both. verl
+writes `@` as `_at_` in metric names, which is undone.
 """
 
 from __future__ import annotations
