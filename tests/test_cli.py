@@ -133,15 +133,16 @@ def test_nothing_to_judge_is_3(folder: Path) -> None:
     assert "holds no metrics or logs" in result.stderr
 
 
-def test_a_configuration_beside_a_log_of_another_framework_says_which(tmp_path: Path) -> None:
+def test_a_log_of_another_framework_beside_a_configuration_is_read(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "config.yaml").write_text(
         "trainer: {experiment_name: e}\nactor_rollout_ref: {}\nalgorithm: {}\n"
     )
-    (tmp_path / "run.log").write_text("{'loss': 0.1, 'reward': 0.5}\n")
+    lines = [f"{{'loss': 0.1, 'reward': 0.{s}, 'kl': 0.01, 'epoch': {s}.0}}\n" for s in range(1, 9)]
+    (tmp_path / "run.log").write_text("".join(lines))
     result = call("diagnose", tmp_path)
     assert result.exit_code == 3
-    assert "holds lines of TRL" in result.stderr and "wait for its first step" not in result.stderr
+    assert "none of its 4 metric names is known" in result.stderr, "read, but too little to tell the framework by"
 
 
 def test_unknown_names_are_3(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from verl_audit.store.load import (
 )
 
 Progress = Callable[[Path, int], None]
-ORIGINS: tuple[str, ...] = ("wandb", "console", "hydra")
+ORIGINS: tuple[str, ...] = ("wandb", "tracker", "console", "hydra")
 """Where a configuration is taken from, best first: wandb holds it after verl's own edits, Hydra before any."""
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_audit import NothingToJudge, audit
+from verl_audit import AuditError, NothingToJudge, audit
 from verl_audit.pipeline import load_all
 
 LOGS = Path(__file__).parents[2].parent / "shared" / "public_logs"
@@ -57,13 +57,18 @@ def test_the_crash_at_start_is_shown() -> None:
         "verl_logicrl_68ph1l4m_one_block.wandb",
         "ppo_starpilot_lcoremr1.wandb",
         "events.out.tfevents.1690024186.HOST.5294.0",
-        "wandb_ui_export_chart.csv",
     ],
 )
 def test_nothing_to_judge(file: str) -> None:
     with pytest.raises(NothingToJudge) as caught:
         audit(LOGS / file)
     assert len(str(caught.value).split()) > 8
+
+
+def test_a_chart_of_several_runs_lists_them() -> None:
+    with pytest.raises(AuditError, match="holds 8 runs") as caught:
+        audit(LOGS / "wandb_ui_export_chart.csv")
+    assert "--run NAME" in str(caught.value)
 
 
 def test_wandb_and_tensorboard_of_one_run_agree() -> None:

@@ -396,6 +396,6 @@ def test_router_replay_and_quantisation() -> None:
 
 def test_other_frameworks() -> None:
     facts = detect(["sampling/sampling_logp_difference/mean"], None)
-    assert (value(facts, "framework"), value(facts, "trainer")) == ("trl", None)
+    assert (value(facts, "framework"), value(facts, "trainer")) == ("trl", "grpo")
     mimo = detect(["partial/avg_staleness", "dynsam/avg@n"], None, (), {"partial/avg_staleness": (0, 2.5)})
     assert (value(mimo, "framework"), value(mimo, "is_async")) == ("mimo", True)

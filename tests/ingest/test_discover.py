@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,18 @@ def test_real_run() -> None:
 
 
 @pytest.mark.skipif(not REAL_RUNS.exists(), reason="real runs are not here")
-def test_formats_not_read_yet_have_a_reason() -> None:
+def test_every_tracker_of_a_run_is_found() -> None:
     root = REAL_RUNS / "mismatch_probe"
-    reasons = skipped(discover([root]), root)
-    assert reasons["mlruns"].startswith("MLflow")
-    assert reasons["trackio/mismatch_probe.db"].startswith("SQLite")
-    assert any(reason.startswith("SwanLab") for reason in reasons.values())
+    formats = Counter(f.format for f in discover([root]).files)
+    assert formats == {
+        "verl_console": 1,
+        "verl_jsonl": 5,
+        "tensorboard": 5,
+        "wandb": 2,
+        "swanlab": 2,
+        "mlflow_files": 1,
+        "trackio": 1,
+    }
     trace = skipped(discover([REAL_RUNS / "rb_drop"]), REAL_RUNS / "rb_drop")
     assert trace["trajectory_trace.jsonl"].startswith("per-trajectory trace")
 
@@ -63,7 +70,7 @@ def test_public_logs() -> None:
     assert sum(f == "verl_console" for f in formats.values()) == 4
     assert sum(f == "wandb" for f in formats.values()) == 4
     reasons = skipped(result, PUBLIC_LOGS)
-    assert reasons["wandb_ui_export_chart.csv"].startswith("W&B chart export")
+    assert formats["wandb_ui_export_chart.csv"] == "wandb_chart"
     assert reasons["SOURCES.md"] == "not a log"
     assert not result.problems
 
@@ -73,6 +80,9 @@ def test_content_decides_and_names_do_not(tmp_path: Path) -> None:
         tmp_path,
         {
             "12:30:01.txt": "x" * 5_000_000 + "\n" + STEP,
+            "config_first.log": '{\n  "a": 1\n}\n' + STEP,
+            "json_first": '{"a": 1}\n{"b": 2}\n' + STEP,
+            "plain_json": '{"a": 1}\n',
             "nohup.out": "\x1b[36m(TaskRunner pid=1)\x1b[0m hello\n",
             "nul.log": bytes(300_000) + STEP.encode(),
             "crash.err": "Traceback (most recent call last):\n",
@@ -100,6 +110,8 @@ def test_content_decides_and_names_do_not(tmp_path: Path) -> None:
     result = discover([tmp_path])
     assert found(result, tmp_path) == {
         "12:30:01.txt": "verl_console",
+        "config_first.log": "verl_console",
+        "json_first": "verl_console",
         "nohup.out": "verl_console",
         "nul.log": "verl_console",
         "crash.err": "verl_console",
@@ -111,19 +123,20 @@ def test_content_decides_and_names_do_not(tmp_path: Path) -> None:
         "long.jsonl": "verl_jsonl",
         "config.yaml": "hydra",
         "x.tfevents.1": "tensorboard",
+        "chart.csv": "wandb_chart",
     }
     reasons = skipped(result, tmp_path)
     assert reasons["empty.log"] == "empty"
     assert reasons["optim.pt"] == "pickle: never opened"
-    assert reasons["old.log.gz"].startswith("gzip")
+    assert reasons["old.log.gz"].startswith("compressed")
     assert reasons["blob"] == reasons["train.py"] == "not a log"
-    assert len(reasons) + len(result.files) == 23
+    assert len(reasons) + len(result.files) == 26
 
 
 def test_directories_that_are_not_entered(tmp_path: Path) -> None:
     make(
         tmp_path,
-        {f"{d}/x.log": STEP for d in ("global_step_10", ".git", "mlruns", "run/global_step_2", "ok")},
+        {f"{d}/x.log": STEP for d in ("global_step_10", ".git", "mlruns/.trash", "run/global_step_2", "ok")},
     )
     result = discover([tmp_path])
     assert found(result, tmp_path) == {"ok/x.log": "verl_console"}
@@ -238,18 +251,14 @@ def test_what_may_never_be_opened_is_not(tmp_path: Path) -> None:
 
 
 SLIME = "(RolloutManager pid=9) [2026-04-15 07:57:53] rollout.py:1193 - perf 0: {'rollout/response_len/mean': 27.5}\n"
+TRAINER = "{'loss': 0.5, 'reward': 0.25, 'epoch': 1.0}\n"
 TRL = "{'loss': 0.0, 'grad_norm': 4.9e-06, 'reward': 0.5}\n"
 
 
 def test_logs_with_a_dict_a_line_are_told_by_their_framework(tmp_path: Path) -> None:
-    make(tmp_path, {"s.log": SLIME * 3, "t.log": "Traceback (most recent call last):\n" + TRL, "v.log": TRL + STEP})
+    make(tmp_path, {"s.log": SLIME * 3, "t.log": "Traceback (most recent call last):\n" + TRAINER, "v.log": TRL + STEP})
     result = discover([tmp_path])
-    assert found(result, tmp_path) == {"v.log": "verl_console"}
-    assert skipped(result, tmp_path) == {
-        "s.log": "holds lines of slime (a dict per line), not read by this version",
-        "t.log": "holds lines of TRL (a dict per line), not read by this version",
-    }
-    assert all(s.notable for s in result.skipped)
+    assert found(result, tmp_path) == {"s.log": "dict_console", "t.log": "dict_console", "v.log": "verl_console"}
 
 
 def test_only_what_may_hold_the_run_is_worth_telling(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ UNIT_KINDS = frozenset({
 WEIGHTS = frozenset({"token", "trajectory", "group", "step"})
 REDUCERS = frozenset({"mean", "max", "min", "std", "sum", "last"})
 CAUSES = frozenset({"mismatch", "staleness", "update"})
+ANCHORS = frozenset({"newest", "oldest", "admission", "batch_start", "token", "unknown"})
 FAMILIES: Mapping[str, frozenset[str]] = {
     "v1": frozenset({"sync", "colocate_async", "separate_async"}),
     "v0": frozenset({"v0"}),
@@ -39,7 +40,7 @@ SYNC_TRAINERS = frozenset({"sync", "v0"})
 CONDITION_FACTS = frozenset({
     "trainer", "trainer_family", "is_async", "log_prob_mode", "calculate_log_probs", "on_policy_updates",
     "correction", "rejection", "loss_mode", "staleness_strategy", "dapo_enabled", "dapo_effective",
-    "partial_rollout", "router_replay", "three_decimals",
+    "partial_rollout", "router_replay", "three_decimals", "clip_always_zero", "gap_estimator", "lag_labels",
 })  # fmt: skip
 UNKNOWN = "unknown"
 
@@ -52,7 +53,10 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True)
 class SignalDef:
-    """What one canonical signal means; `on_policy` is its value at lag 0 without mismatch."""
+    """What one canonical signal means; `on_policy` is its value at lag 0 without mismatch.
+
+    `anchor` says from where a lag is counted, None for everything that is no lag.
+    """
 
     name: str
     title: str
@@ -62,6 +66,7 @@ class SignalDef:
     reducer: str
     on_policy: float | None
     description: str
+    anchor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,28 @@ class KeyMap:
     inert: tuple[Remark, ...]
     corrupt: tuple[Remark, ...]
     record: str | None
+    version_unit: str | None = None
+
+
+@dataclass(frozen=True)
+class FactRule:
+    """A fact that holds when all of its evidence is there: `fact` = `value`, since `because`.
+
+    Keys are written without the adapter's optional prefix; settings are looked up by their last name, wherever in
+    the configuration they are.
+    """
+
+    fact: str
+    value: str | bool
+    because: str
+    logs: tuple[re.Pattern[str], ...] = ()
+    positive: tuple[str, ...] = ()
+    negative: tuple[str, ...] = ()
+    zero: tuple[str, ...] = ()
+    smallest_zero: tuple[str, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    settings_above: Mapping[str, float] = field(default_factory=dict)
+    when: Condition = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,7 +138,9 @@ class Adapter:
     """The keys of one framework.
 
     `axis_key` names the counter that says which version a row belongs to where rows are logged one version
-    late; keys matching `axis_unshifted` are not late.
+    late; keys matching `axis_unshifted` are not late. `modes` are the framework's own trainers, true where
+    generation overlaps training (empty: verl's); `facts` say what tells them and other facts. `record` is the
+    setting that makes the framework log an entry that names none.
     """
 
     framework: str
@@ -125,6 +154,9 @@ class Adapter:
     axis_key: str | None = None
     axis_unshifted: tuple[re.Pattern[str], ...] = ()
     optional_prefix: str = ""
+    modes: Mapping[str, bool] = field(default_factory=dict)
+    facts: tuple[FactRule, ...] = ()
+    record: str | None = None
 
     def bare(self, key: str) -> str:
         """The key without the prefix some trackers put before it."""
@@ -154,6 +186,8 @@ class Mapped:
     corrupt_because: str | None
     record: str | None
     zero_with: str | None
+    anchor: str | None = None
+    version_unit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -172,11 +206,13 @@ class KeyMapping:
 # ------------------------------------------------------------------ applying
 
 
-def candidates(facts: Mapping[str, object]) -> frozenset[str]:
-    """The trainers that are possible, given what is known."""
+def candidates(facts: Mapping[str, object], modes: Mapping[str, bool] | None = None) -> frozenset[str]:
+    """The trainers that are possible, given what is known; `modes` are those of a framework other than verl."""
     trainer, family = facts.get("trainer"), facts.get("trainer_family")
     if isinstance(trainer, str):
         return frozenset({trainer})
+    if modes:
+        return frozenset(m for m, is_async in modes.items() if facts.get("is_async") in (None, is_async))
     options = FAMILIES.get(family, TRAINERS) if isinstance(family, str) else TRAINERS
     if facts.get("is_async") is True:
         return options - SYNC_TRAINERS
@@ -196,17 +232,32 @@ def _matches(name: str, allowed: tuple[object, ...], facts: Mapping[str, object]
 
 
 def choose_adapter(keys: Collection[str]) -> tuple[Adapter | None, str]:
-    """The adapter that recognises most of the keys only one framework writes, and the reason."""
-    scored = [(_distinctive(adapter, keys), adapter) for adapter in load_adapters()]
-    count, best = max(scored, key=lambda pair: pair[0])
-    if not count:
-        names = ", ".join(adapter.framework for _, adapter in scored)
+    """The adapter whose distinctive keys are logged, and the reason.
+
+    First counts what no other framework logs, then everything distinctive; verl comes first among equals.
+    """
+    adapters = load_adapters()
+    scores = [0] * len(adapters)
+    owned = [0] * len(adapters)
+    for key in keys:
+        hits = [i for i, adapter in enumerate(adapters) if _is_distinctive(adapter, key)]
+        for i in hits:
+            scores[i] += 1
+            owned[i] += not any(_is_mapped(other, key) for j, other in enumerate(adapters) if j != i)
+    best = max(range(len(adapters)), key=lambda i: (owned[i], scores[i]))
+    if not scores[best]:
+        names = ", ".join(adapter.framework for adapter in adapters)
         return None, f"none of the {len(keys)} keys is distinctive of {names}"
-    return best, f"{count} of {len(keys)} keys are distinctive of {best.framework}"
+    reason = f"{scores[best]} of {len(keys)} keys are distinctive of {adapters[best].framework}"
+    return adapters[best], reason if owned[best] else f"{reason}, all of them used by other frameworks too"
 
 
-def _distinctive(adapter: Adapter, keys: Collection[str]) -> int:
-    return sum(any(p.fullmatch(adapter.bare(key)) for p in adapter.distinctive) for key in keys)
+def _is_distinctive(adapter: Adapter, key: str) -> bool:
+    return any(p.fullmatch(adapter.bare(key)) for p in adapter.distinctive)
+
+
+def _is_mapped(adapter: Adapter, key: str) -> bool:
+    return _is_distinctive(adapter, key) or any(_entry_matches(e, adapter.bare(key)) for e in adapter.maps)
 
 
 def map_keys(adapter: Adapter, keys: Collection[str], facts: Mapping[str, object]) -> KeyMapping:
@@ -229,7 +280,7 @@ def _find(
 ) -> tuple[KeyMap, str | None] | None:
     for entry in adapter.maps:
         match = _entry_matches(entry, key)
-        if match and _valid(entry, present, facts):
+        if match and _valid(adapter, entry, present, facts):
             return entry, match[1]
     return None
 
@@ -241,8 +292,8 @@ def _entry_matches(entry: KeyMap, key: str) -> tuple[bool, str | None] | None:
     return (True, match.groupdict().get("label")) if match else None
 
 
-def _valid(entry: KeyMap, present: Collection[str], facts: Mapping[str, object]) -> bool:
-    possible = candidates(facts)
+def _valid(adapter: Adapter, entry: KeyMap, present: Collection[str], facts: Mapping[str, object]) -> bool:
+    possible = candidates(facts, adapter.modes)
     if entry.trainers and not possible <= entry.trainers:
         return False
     if entry.not_trainers and possible <= entry.not_trainers:
@@ -259,8 +310,9 @@ def _is_known(adapter: Adapter, key: str) -> bool:
 
 def _apply(adapter: Adapter, key: str, entry: KeyMap, label: str | None, facts: Mapping[str, object]) -> Mapped:
     signal = load_signals()[entry.signal]
-    fresh = candidates(facts) <= adapter.staleness_free
-    zero = entry.zero_with if candidates(facts) <= entry.zero_trainers else None
+    possible = candidates(facts, adapter.modes)
+    fresh = possible <= adapter.staleness_free
+    zero = entry.zero_with if possible <= entry.zero_trainers else None
     return Mapped(
         key=key,
         signal=signal.name,
@@ -277,6 +329,8 @@ def _apply(adapter: Adapter, key: str, entry: KeyMap, label: str | None, facts: 
         corrupt_because=_first(entry.corrupt, facts),
         record=entry.record or setting_for(signal.name, adapter),
         zero_with=zero,
+        anchor=signal.anchor,
+        version_unit=entry.version_unit,
     )
 
 
@@ -290,14 +344,15 @@ def _implied(adapter: Adapter, present: Collection[str], facts: Mapping[str, obj
         if entry.key is None or entry.signal in logged or entry.zero_with not in present or entry.until:
             continue
         mapped = _apply(adapter, entry.key, entry, None, facts)
-        if mapped.zero_with is not None and _valid(entry, present, facts):
+        if mapped.zero_with is not None and _valid(adapter, entry, present, facts):
             yield mapped
 
 
 def setting_for(signal: str, adapter: Adapter) -> str | None:
     """The setting that makes the framework log `signal`, or why none does; None if the adapter cannot say."""
     recorded = (entry.record for entry in adapter.maps if entry.signal == signal and entry.record)
-    return next(recorded, adapter.unrecorded.get(signal))
+    mapped = any(entry.signal == signal for entry in adapter.maps)
+    return next(recorded, adapter.unrecorded.get(signal) or (adapter.record if mapped else None))
 
 
 # ------------------------------------------------------------------ loading
@@ -324,10 +379,12 @@ def read_signals(path: Path) -> dict[str, SignalDef]:
 
 
 def _signal(where: str, name: str, raw: Mapping[str, Any]) -> SignalDef:
-    _fields(where, raw, required="title unit unit_kind weight reducer description", optional="on_policy")
+    _fields(where, raw, required="title unit unit_kind weight reducer description", optional="on_policy anchor")
     _one_of(where, "unit_kind", raw["unit_kind"], UNIT_KINDS)
     _one_of(where, "weight", raw["weight"], WEIGHTS)
     _one_of(where, "reducer", raw["reducer"], REDUCERS)
+    if "anchor" in raw:
+        _one_of(where, "anchor", raw["anchor"], ANCHORS)
     on_policy = raw.get("on_policy")
     return SignalDef(name=name, **{**raw, "on_policy": None if on_policy is None else float(on_policy)})
 
@@ -335,32 +392,61 @@ def _signal(where: str, name: str, raw: Mapping[str, Any]) -> SignalDef:
 def read_adapter(path: Path, signals: Mapping[str, SignalDef]) -> Adapter:
     """Read and check one adapter against the signal definitions."""
     raw = _toml(path)
-    optional = "map known unrecorded staleness_free axis_key axis_unshifted optional_prefix"
+    optional = "map known unrecorded staleness_free axis_key axis_unshifted optional_prefix modes fact record"
     _fields(path.name, raw, required="framework adapter_version covers distinctive", optional=optional)
     for name in raw.get("unrecorded", {}):
         _one_of(f"{path.name}, [unrecorded]", "signal", name, signals)
+    modes = raw.get("modes", {})
+    maps = [m for i, e in enumerate(raw.get("map", [])) for m in _maps(path.name, i, e, signals, modes)]
     return Adapter(
         framework=raw["framework"],
         adapter_version=raw["adapter_version"],
         covers=raw["covers"],
         distinctive=_patterns(f"{path.name}, distinctive", raw["distinctive"]),
-        maps=tuple(m for i, e in enumerate(raw.get("map", [])) for m in _maps(path.name, i, e, signals)),
+        maps=tuple(maps),
         known=tuple(_known(path.name, i, entry) for i, entry in enumerate(raw.get("known", []))),
         unrecorded=raw.get("unrecorded", {}),
-        staleness_free=_trainers(path.name, raw.get("staleness_free", [])),
+        staleness_free=_trainers(path.name, raw.get("staleness_free", []), modes),
         axis_key=raw.get("axis_key"),
         axis_unshifted=_patterns(f"{path.name}, axis_unshifted", raw.get("axis_unshifted", [])),
         optional_prefix=raw.get("optional_prefix", ""),
+        modes=modes,
+        facts=tuple(_fact(path.name, i, entry, modes) for i, entry in enumerate(raw.get("fact", []))),
+        record=raw.get("record"),
+    )
+
+
+def _fact(file: str, index: int, raw: Mapping[str, Any], modes: Mapping[str, bool]) -> FactRule:
+    where = f"{file}, [[fact]] number {index + 1} ({raw.get('fact', 'no fact')})"
+    names = "logs positive negative zero smallest_zero settings settings_above when"
+    _fields(where, raw, required="fact value because", optional=names)
+    _one_of(where, "fact", raw["fact"], CONDITION_FACTS)
+    if raw["fact"] == "trainer":
+        _one_of(where, "mode", raw["value"], modes)
+    return FactRule(
+        fact=raw["fact"],
+        value=raw["value"],
+        because=raw["because"],
+        logs=_patterns(where, raw.get("logs", [])),
+        positive=tuple(raw.get("positive", [])),
+        negative=tuple(raw.get("negative", [])),
+        zero=tuple(raw.get("zero", [])),
+        smallest_zero=tuple(raw.get("smallest_zero", [])),
+        settings=raw.get("settings", {}),
+        settings_above=raw.get("settings_above", {}),
+        when=_condition(where, raw.get("when", {})),
     )
 
 
 _MAP_FIELDS = (
     "key pattern against contains weight reducer scale offset trainers not_trainers when unless since until"
-    " zero_if_absent_with zero_if_trainers inert corrupt record"
+    " zero_if_absent_with zero_if_trainers inert corrupt record version_unit"
 )
 
 
-def _maps(file: str, index: int, raw: Mapping[str, Any], signals: Mapping[str, SignalDef]) -> Iterator[KeyMap]:
+def _maps(
+    file: str, index: int, raw: Mapping[str, Any], signals: Mapping[str, SignalDef], modes: Mapping[str, bool]
+) -> Iterator[KeyMap]:
     where = f"{file}, [[map]] number {index + 1} ({raw.get('key', raw.get('pattern', 'no key'))})"
     _fields(where, raw, required="signal", optional=_MAP_FIELDS)
     if ("key" in raw) == ("pattern" in raw):
@@ -371,10 +457,10 @@ def _maps(file: str, index: int, raw: Mapping[str, Any], signals: Mapping[str, S
         raise AdapterError(f"{where}: key stands for {len(keys)} names, signal for {len(names)}")
     for key, name in zip(keys, names, strict=True):
         _one_of(where, "signal", name, signals)
-        yield _map(where, key, name, raw)
+        yield _map(where, key, name, raw, modes)
 
 
-def _map(where: str, key: str | None, signal: str, raw: Mapping[str, Any]) -> KeyMap:
+def _map(where: str, key: str | None, signal: str, raw: Mapping[str, Any], modes: Mapping[str, bool]) -> KeyMap:
     for cause in raw.get("contains", []):
         _one_of(where, "contains", cause, CAUSES)
     if "weight" in raw:
@@ -391,17 +477,18 @@ def _map(where: str, key: str | None, signal: str, raw: Mapping[str, Any]) -> Ke
         reducer=raw.get("reducer"),
         scale=float(raw.get("scale", 1)),
         offset=float(raw.get("offset", 0)),
-        trainers=_trainers(where, raw.get("trainers", [])),
-        not_trainers=_trainers(where, raw.get("not_trainers", [])),
+        trainers=_trainers(where, raw.get("trainers", []), modes),
+        not_trainers=_trainers(where, raw.get("not_trainers", []), modes),
         when=_condition(where, raw.get("when", {})),
         unless=raw.get("unless"),
         since=raw.get("since"),
         until=raw.get("until"),
         zero_with=raw.get("zero_if_absent_with"),
-        zero_trainers=_trainers(where, raw.get("zero_if_trainers", [])),
+        zero_trainers=_trainers(where, raw.get("zero_if_trainers", []), modes),
         inert=_remarks(f"{where}, inert", raw.get("inert", [])),
         corrupt=_remarks(f"{where}, corrupt", raw.get("corrupt", [])),
         record=raw.get("record"),
+        version_unit=raw.get("version_unit"),
     )
 
 
@@ -434,9 +521,9 @@ def _condition(where: str, raw: Mapping[str, Any]) -> Condition:
     return {name: tuple(allowed) for name, allowed in raw.items()}
 
 
-def _trainers(where: str, names: Sequence[str]) -> frozenset[str]:
+def _trainers(where: str, names: Sequence[str], modes: Mapping[str, bool]) -> frozenset[str]:
     for name in names:
-        _one_of(where, "trainer", name, TRAINERS)
+        _one_of(where, "trainer", name, modes or TRAINERS)
     return frozenset(names)
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
+from verl_audit.ingest import unpack
 from verl_audit.ingest.console_blocks import Block, ConfigEcho, Traceback, Validation, identity
 from verl_audit.ingest.model import Event, Parsed
 
@@ -66,7 +67,7 @@ def read(path: Path) -> list[Parsed]:
     """Read a console log, one `Parsed` a run: a configuration of another name starts the next; never raises."""
     scanner = _Scanner(Parsed(path, "verl_console"))
     try:
-        with path.open("rb") as stream:
+        with unpack.opened(path, scanner.parsed.note) as stream:
             _scan(stream, scanner)
     except OSError as error:
         scanner.parsed.note("unreadable", str(error))
@@ -315,10 +316,15 @@ def _record_starts(segment: bytes) -> list[re.Match[bytes]]:
 
 
 def _only_prefixes(segment: bytes, stop: int) -> bool:
+    return after_prefixes(segment, stop) == stop
+
+
+def after_prefixes(segment: bytes, stop: int) -> int:
+    """Where the known prefixes (Ray, launchers, times, progress bars) at the start of a segment end."""
     pos = 0
     while pos < stop and (part := _PREFIX.match(segment, pos, stop)):
         pos = part.end()
-    return pos == stop
+    return pos
 
 
 @dataclass

@@ -12,7 +12,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verl_audit.ingest.adapters import FAMILIES, SYNC_TRAINERS, choose_adapter
+from verl_audit.ingest.adapters import (
+    FAMILIES,
+    SYNC_TRAINERS,
+    Adapter,
+    FactRule,
+    choose_adapter,
+    holds,
+    load_adapters,
+)
 
 FactValue = str | float | bool | None
 Kind = Literal["text", "number", "flag"]
@@ -87,13 +95,16 @@ class Clues:
 
     def number(self, path: str) -> float | None:
         """The configured value as a number."""
-        value = self.get(path)
-        if isinstance(value, bool) or value is None:
-            return None
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            return None
+        return _as_number(self.get(path))
+
+
+def _as_number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
 
 
 @dataclass
@@ -121,13 +132,26 @@ def detect(
     """
     run = _Run(Clues(frozenset(keys), config, tuple(announced), values or {}))
     for name, rule in _RULES.items():
-        run.facts[name] = Fact(given[name], "set by the user") if given and name in given else rule(run)
+        if given and name in given:
+            run.facts[name] = Fact(given[name], "set by the user")
+            continue
+        adapter = None if name in _COMMON else _other_framework(run)
+        run.facts[name] = rule(run) if adapter is None else _declared(run, adapter, name)
     return run.facts
 
 
 def plain(facts: Mapping[str, Fact]) -> dict[str, FactValue]:
     """The values without their reasons, as the adapters take them."""
     return {name: fact.value for name, fact in facts.items()}
+
+
+def _leaves(tree: object, name: str) -> Iterator[Any]:
+    """Every value in the configuration whose last name is `name`."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if str(key).rpartition(".")[2] == name:
+                yield value
+            yield from _leaves(value, name)
 
 
 def _walk(tree: object, path: str) -> tuple[bool, Any]:
@@ -148,6 +172,62 @@ def _missing(run: _Run, *paths: str) -> Fact:
     if any(run.clues.has(path) for path in paths):
         return Fact(None, f"{names} is null or not resolved in the configuration")
     return Fact(None, f"the configuration does not contain {names}")
+
+
+# ------------------------------------------------------------------ other frameworks than verl
+
+
+def _other_framework(run: _Run) -> Adapter | None:
+    """The adapter of a framework that declares its own facts, where the run is not one of verl's trainers."""
+    name = run.facts["framework"].value
+    return next((a for a in load_adapters() if a.framework == name and a.modes), None)
+
+
+def _declared(run: _Run, adapter: Adapter, name: str) -> Fact:
+    """A fact from the adapter's own rules; the first rule whose evidence is there decides."""
+    trainer = run.facts["trainer"].value if name != "trainer" else None
+    if name == "is_async" and isinstance(trainer, str) and trainer in adapter.modes:
+        return Fact(adapter.modes[trainer], run.facts["trainer"].reason)
+    rules = [rule for rule in adapter.facts if rule.fact == name]
+    found = next((rule for rule in rules if _proven(run, adapter, rule)), None)
+    if found is not None:
+        return Fact(found.value, found.because)
+    if rules:
+        return Fact(None, f"neither the metrics nor the configuration tell it for {adapter.framework}")
+    return Fact(None, f"a setting of verl; what corresponds to it in {adapter.framework} is not read")
+
+
+def _proven(run: _Run, adapter: Adapter, rule: FactRule) -> bool:
+    bare = {adapter.bare(key) for key in run.clues.keys}
+    values = {adapter.bare(key): span for key, span in run.clues.values.items()}
+    logged = [any(p.fullmatch(key) for key in bare for p in rule.logs)] if rule.logs else []
+    return (
+        all(logged)
+        and _some(rule.positive, lambda key: values.get(key, (0, 0))[1] > 0)
+        and _some(rule.negative, lambda key: values.get(key, (0, 0))[0] < 0)
+        and _some(rule.zero, lambda key: values.get(key) == (0, 0))
+        and _some(rule.smallest_zero, lambda key: values.get(key, (1, 1))[0] == 0)
+        and all(_set_to(run.clues.config, name, value) for name, value in rule.settings.items())
+        and all(_set_above(run.clues.config, name, bound) for name, bound in rule.settings_above.items())
+        and holds(rule.when, {name: fact.value for name, fact in run.facts.items()})
+    )
+
+
+def _some(keys: Collection[str], test: Callable[[str], bool]) -> bool:
+    """Whether a kind of evidence that is asked for is there for any of its keys."""
+    return not keys or any(map(test, keys))
+
+
+def _set_to(config: object, name: str, wanted: object) -> bool:
+    """Whether the setting is there and has this value, or one of them, everywhere."""
+    found = [str(value).lower() for value in _leaves(config, name)]
+    allowed = {str(value).lower() for value in (wanted if isinstance(wanted, list) else [wanted])}
+    return bool(found) and set(found) <= allowed
+
+
+def _set_above(config: object, name: str, bound: float) -> bool:
+    found = [_as_number(value) for value in _leaves(config, name)]
+    return bool(found) and all(number is not None and number > bound for number in found)
 
 
 # ------------------------------------------------------------------ framework and trainer
@@ -569,6 +649,14 @@ def _typed(clues: Clues, path: str, kind: Kind) -> FactValue:
     return None if value is None or isinstance(value, Mapping) else str(value)
 
 
+def _told_by_log_prob_mode(_: _Run) -> Fact:
+    return Fact(None, "asked only of other frameworks: in verl log_prob_mode tells what a clip share of 0 means")
+
+
+def _told_by_key(_: _Run) -> Fact:
+    return Fact(None, "asked only of other frameworks: in verl the metric's name tells")
+
+
 _RULES: Mapping[str, Callable[[_Run], Fact]] = {
     "framework": _framework,
     "framework_version": _framework_version,
@@ -611,7 +699,12 @@ _RULES: Mapping[str, Callable[[_Run], Fact]] = {
     "test_freq": _setting("trainer.test_freq", kind="number"),
     "train_files": _setting("data.train_files"),
     "model_path": _setting("actor_rollout_ref.model.path"),
+    "clip_always_zero": _told_by_log_prob_mode,
+    "gap_estimator": _told_by_key,
+    "lag_labels": _told_by_key,
     "project": _setting("trainer.project_name"),
     "experiment": _setting("trainer.experiment_name"),
 }
 FACTS = tuple(_RULES)
+_COMMON = frozenset({"framework", "framework_version", "three_decimals", "trainer_family"})
+"""Facts that are derived alike for every framework."""

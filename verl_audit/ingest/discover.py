@@ -8,16 +8,33 @@ directory is visited twice.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
+import shutil
 import stat
+import sys
+import tempfile
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from verl_audit.ingest import (
+    areal,
+    clearml,
+    dict_console,
+    jsonl,
+    mlflow,
+    sqlite_copy,
+    swanlab,
+    trl,
+    unpack,
+    wandb_export,
+)
 from verl_audit.ingest.dumps import FILE_NAME as DUMP_NAME
 from verl_audit.ingest.model import Format, Problem
 from verl_audit.ingest.wandb import MAGIC as WANDB_MAGIC
@@ -30,7 +47,7 @@ _SKIPPED_DIRS = {
     "__pycache__": "byte code",
     "node_modules": "installed packages",
     "site-packages": "installed packages",
-    "mlruns": "MLflow file store: not read yet; export the run's metrics or use another source",
+    ".trash": "deleted runs",
 }
 _CHECKPOINT = re.compile(r"global_step_\d+$")
 _NEVER_OPENED = {
@@ -56,38 +73,38 @@ _NOT_LOGS = {
     ".pdf",
 }
 _LOG_NAME = re.compile(r"\.(?:wandb|jsonl|ndjson|log|db|swanlab)$|tfevents|(?:^|/)(?:output|console|train)\.txt$")
-_UNREAD: tuple[tuple[bytes, str], ...] = (
-    (b":SWL", "SwanLab log: not read yet; use the run's console log or another tracker"),
-    (b"SQLite format 3\0", "SQLite database (trackio, MLflow): not read yet; use another source of the run"),
-    (b"\x1f\x8b", "gzip: unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "zstd: unpack it first"),
-)
-"""First bytes of formats that hold what a run logged, or may hold it, and are not read."""
-_MAGICS: tuple[tuple[bytes, str], ...] = (
-    (b"PK\x03\x04", "zip archive, as saved models are: unpack it first if it holds logs"),
-    (b"PAR1", "parquet: not a metric log"),
-    (b"\x80\x02", "pickle: never opened"),
-    (b"\x80\x03", "pickle: never opened"),
-    (b"\x80\x04", "pickle: never opened"),
-    (b"\x80\x05", "pickle: never opened"),
-)
+_PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 TRACE = "per-trajectory trace: not read by this version"
-_VERL_MARK = re.compile(rb"step:-?\d+ - [^\n]{0,400}/|\[validate_config\]|Training Progress: ")
-_VERL_WORDS = (b"step:", b"[validate_config]", b"Training Progress: ")
-_ANY_MARK = re.compile(rb"\(\w[\w:. -]{0,120} pid=\d+(?:, ip=[^)\s]+)?\)|Traceback \(most recent call last\)")
-_ANY_WORDS = (b" pid=", b"Traceback (most")
-_DICT_LINE = re.compile(
-    rb"(?P<slime>\b(?:perf|step|rollout|eval|train) \d+: \{'[\w./-]+': )"
-    rb"|\{'(?:loss|reward|num_tokens|train_loss|train_runtime|eval_\w+)': ['\d-]"
+_TEXT_FORMATS: frozenset[Format] = frozenset(
+    {
+        "verl_console",
+        "dict_console",
+        "areal_console",
+        "verl_jsonl",
+        "jsonl",
+        "trl_state",
+        "wandb_export",
+        "wandb_chart",
+    }
 )
-"""Metrics printed as a Python dict: slime puts a word and a number before it, TRL nothing."""
+"""Formats that are read from a compressed file as well."""
+STDIN = Path("-")
+_CONSOLE_MARK = re.compile(
+    rb"step:-?\d+ - [^\n]{0,400}/|\(\w[\w:. -]{0,120} pid=\d+(?:, ip=[^)\s]+)?\)|\[validate_config\]"
+    rb"|Traceback \(most recent call last\)|Training Progress: "
+)
+_CONSOLE_WORDS = (b"step:", b" pid=", b"[validate_config]", b"Traceback (most", b"Training Progress: ")
 _LONGEST_SEARCH = 1 << 30
 _CONTROL = bytes({*range(1, 32)} - {*b"\t\n\v\f\r\b\x1b"})
+_JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
+_ROWS = 64
+_JSON_START = re.compile(rb"\{\s*\"|\[\s*\{")
 _BLANK = b"\0 \r\n\t"
 _DUMP_START = re.compile(rb'\{"(?:input|output)": ?"')
 _LOGGER_START = re.compile(rb'\{"step": ?-?\d+, ?"data": ?\{')
-_CHART = "W&B chart export (may be sampled): not read yet; give the .wandb file"
-_TABLE = "CSV: not read yet; give the files the logger wrote"
+_RECORD_MARK = re.compile(rb"step:-?\d+ - [^\n]{0,400}/")
+_WEAK_SEARCH = 64 << 20
+"""How far to look on for a step line once only a mark of Ray or verl was seen."""
 _CONFIG_KEYS = re.compile(rb"^(actor_rollout_ref|trainer|algorithm):", re.MULTILINE)
 
 
@@ -140,6 +157,7 @@ class _Walk:
 
 def discover(paths: Sequence[Path]) -> Discovery:
     """Look at files and walk directories, in sorted order; a missing path raises FileNotFoundError."""
+    paths = [_spooled() if path == STDIN else path for path in paths]
     walk = _Walk(frozenset(paths))
     for path in paths:
         path.stat()
@@ -147,11 +165,37 @@ def discover(paths: Sequence[Path]) -> Discovery:
         _visit(path, walk)
     while walk.links:
         _follow(walk.links.popleft(), paths, walk)
+    _keep_newest_states(walk)
     return Discovery(
         files=tuple(sorted(walk.files, key=lambda f: str(f.path))),
         skipped=tuple(sorted(walk.skipped, key=lambda s: str(s.path))),
         problems=tuple(walk.problems),
     )
+
+
+def _spooled() -> Path:
+    """Standard input as a file, kept until the process ends."""
+    directory = Path(tempfile.mkdtemp(prefix="verl-audit-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    path = directory / "stdin" / "stdin"
+    path.parent.mkdir()
+    with path.open("wb") as stream:
+        shutil.copyfileobj(sys.stdin.buffer, stream)
+    return path
+
+
+def _keep_newest_states(walk: _Walk) -> None:
+    """Of the trainer states of one run, keep the one that went furthest: it holds the history of the others."""
+    runs: dict[Path, list[Path]] = {}
+    for found in walk.files:
+        if found.format == "trl_state":
+            runs.setdefault(trl.run_directory(found.path), []).append(found.path)
+    for states in runs.values():
+        kept = trl.newest(states)
+        for path in states:
+            if path != kept:
+                walk.files.remove(Found(path, "trl_state"))
+                walk.skip(path, f"the history in {kept.parent.name}/{kept.name} goes further")
 
 
 def _follow(link: Path, roots: Sequence[Path], walk: _Walk) -> None:
@@ -187,7 +231,9 @@ def _directory(path: Path, walk: _Walk) -> None:
     if _CHECKPOINT.match(name):
         walk.skip(path, "checkpoint")
     elif name in _SKIPPED_DIRS:
-        walk.skip(path, _SKIPPED_DIRS[name], notable=name == "mlruns")
+        walk.skip(path, _SKIPPED_DIRS[name])
+    elif mlflow.is_run(path):
+        walk.add(path, "mlflow_files")
     elif name == ".hydra" and (path / "config.yaml").is_file():
         walk.add(path / "config.yaml", "hydra")
     else:
@@ -210,43 +256,104 @@ def _file(path: Path, walk: _Walk) -> None:
     verdict = _recognise(path, head)
     if isinstance(verdict, Skipped):
         walk.skipped.append(verdict)
-    elif verdict.format == "dump" and path not in walk.roots:
-        walk.add(path.parent, "dump")
+    elif verdict.format in ("dump", "wandb_parquet") and path not in walk.roots:
+        walk.add(path.parent, verdict.format)  # one source in several files
     else:
         walk.add(path, verdict.format)
 
 
 def _recognise(path: Path, head: bytes) -> Found | Skipped:
     """The format of a file, told by its first bytes, then by its name, then by a search for console marks."""
-    suffix = path.suffix.lower()
-    if form := _by_signature(path, suffix, head):
+    if magic := unpack.packing(head):
+        return _recognise_packed(path, magic)
+    if form := _by_signature(path, path.suffix.lower(), head):
         return Found(path, form)
-    if reason := next((reason for magic, reason in _UNREAD if head.startswith(magic)), None):
-        return Skipped(path, reason, notable=True)
-    if suffix in (".jsonl", ".ndjson", ".json") or head.lstrip(_BLANK).startswith(b'{"'):
-        return _recognise_json(path, head)
-    if suffix in (".csv", ".tsv"):
-        chart = head.startswith(b'"Step",')
-        return Skipped(path, _CHART if chart else _TABLE, notable=chart)
-    if reason := _not_a_log(path, suffix, head):
-        return Skipped(path, reason)
-    return _recognise_console(path)
+    if reason := _binary_log(path, head):
+        return reason if isinstance(reason, Skipped) else Found(path, reason)
+    return _recognise_text(path, path, head)
+
+
+def _recognise_packed(path: Path, magic: bytes) -> Found | Skipped:
+    if not unpack.can_unpack(magic):
+        return Skipped(path, unpack.NO_ZSTD, notable=True)
+    with unpack.opened(path) as stream:
+        head = stream.read(_HEAD)
+    inner = path.with_name(unpack.inner_name(path))
+    if not head or _is_binary(head) or _by_signature(inner, inner.suffix.lower(), head):
+        log = bool(_LOG_NAME.search(inner.as_posix()))
+        return Skipped(path, "compressed, and no text log: unpack it first", notable=log)
+    verdict = _recognise_text(path, inner, head)
+    if isinstance(verdict, Found) and verdict.format not in _TEXT_FORMATS:
+        return Skipped(path, f"compressed {verdict.format}: unpack it first", notable=True)
+    return verdict
+
+
+def _recognise_text(path: Path, named: Path, head: bytes) -> Found | Skipped:
+    """`named` is the path with the name the text has; its compressed file may be called otherwise."""
+    suffix = named.suffix.lower()
+    start = head.lstrip(_BLANK)
+    reason = "no step line and no mark of verl or Ray in it"
+    if suffix in _JSON_ENDINGS or _JSON_START.match(start):
+        verdict = _recognise_json(path, named, head)
+        if isinstance(verdict, Found) or suffix in _JSON_ENDINGS:
+            return verdict
+        reason = verdict.reason  # unless it is a console that begins with a printed configuration
+    if suffix in (".csv", ".tsv") or _is_table(head):
+        return _recognise_csv(path, head)
+    if other := _not_a_log(named, suffix, head):
+        return Skipped(path, other)
+    form = _console_kind(path)
+    return Found(path, form) if form else Skipped(path, reason)
 
 
 def _by_signature(path: Path, suffix: str, head: bytes) -> Format | None:
     if head.startswith(WANDB_MAGIC[:4]) or suffix == ".wandb":
         return "wandb"
+    if head.startswith(swanlab.MAGIC[:4]) or suffix == ".swanlab":
+        return "swanlab"
     if b"brain.Event:" in head[:64] or "tfevents" in path.name:
         return "tensorboard"
     return "hydra" if suffix in (".yaml", ".yml") and _is_config(head) else None
 
 
+def _binary_log(path: Path, head: bytes) -> Format | Skipped | None:
+    """What a database, an archive or a parquet file is; None if the file is none of them."""
+    if head.startswith(sqlite_copy.MAGIC):
+        names = sqlite_copy.tables(path)
+        if names >= {"metrics", "runs", "experiments"}:
+            return "mlflow"
+        unknown = Skipped(path, "SQLite database of no known tracker", notable=True)
+        return "trackio" if names >= {"metrics", "configs"} else unknown
+    if head.startswith(b"PK\x03\x04"):
+        return "clearml" if clearml.is_session(path) else Skipped(path, "zip, and no ClearML session: unpack it first")
+    if head.startswith(b"PAR1"):
+        is_history = wandb_export.is_history_parquet(path)
+        return "wandb_parquet" if is_history else Skipped(path, "parquet: no metric history (no _step beside numbers)")
+    return None
+
+
+def _is_table(head: bytes) -> bool:
+    """A chart or history without the ending .csv, such as one from standard input."""
+    return head[:400].startswith((b'"Step"', b"Step,", b"_step,", b'"_step"', b"step,", b",_step,"))
+
+
+def _recognise_csv(path: Path, head: bytes) -> Found | Skipped:
+    match wandb_export.csv_kind(wandb_export.csv_header(head)):
+        case "chart":
+            return Found(path, "wandb_chart")
+        case "history":
+            return Found(path, "wandb_export")
+        case "runs":
+            return Skipped(path, wandb_export.RUNS_TABLE, notable=True)
+    return Skipped(path, "CSV without a column for the step")
+
+
 def _not_a_log(path: Path, suffix: str, head: bytes) -> str | None:
     """Why a file is not searched for console marks."""
-    if magic := next((reason for magic, reason in _MAGICS if head.startswith(magic)), None):
-        return magic
     if suffix in (".yaml", ".yml"):
         return "not a verl configuration"
+    if head.startswith(_PICKLES):
+        return "pickle: never opened"
     if path.name.startswith("debug") and path.parent.name == "logs":
         return "wandb's own debug log"
     return "not a log" if suffix in _NOT_LOGS or _is_binary(head) else None
@@ -257,27 +364,41 @@ def _is_config(head: bytes) -> bool:
     return b"actor_rollout_ref" in keys or keys >= {b"trainer", b"algorithm"}
 
 
-def _recognise_json(path: Path, head: bytes) -> Found | Skipped:
-    rows = (_row(line) for line in re.split(rb"[\n\0]+", head)[:8])
-    row = next((r for r in rows if r is not None), {})
+def _recognise_json(path: Path, named: Path, head: bytes) -> Found | Skipped:
+    lines = re.split(rb"[\n\0]+", head)
+    rows = [row for row in map(_row, lines[:_ROWS]) if row is not None]
+    row = next((r for r in rows[:8] if isinstance(r, dict)), {})
     start = head.lstrip(_BLANK)  # tells even when the first line is torn, or longer than the head
     if (isinstance(row.get("data"), dict) and isinstance(row.get("step"), int)) or _LOGGER_START.match(start):
         return Found(path, "verl_jsonl")
-    if DUMP_NAME.fullmatch(path.name) and ("input" in row or "output" in row or _DUMP_START.match(start)):
+    if DUMP_NAME.fullmatch(named.name) and ("input" in row or "output" in row or _DUMP_START.match(start)):
         return Found(path, "dump")
     if "event" in row:
         return Skipped(path, TRACE, notable=True)
-    if path.name == "trainer_state.json":
-        return Skipped(path, "TRL trainer state: not read yet", notable=True)
-    return Skipped(path, "JSON of a kind that is not known")
+    if trl.is_state(head) or named.name == trl.NAME:
+        return Found(path, "trl_state")
+    if any(clearml.is_events(r) for r in rows[:8]):
+        return Found(path, "clearml")
+    return _recognise_rows(path, [r for r in rows if isinstance(r, dict)], start)
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
+def _recognise_rows(path: Path, rows: list[dict[str, Any]], start: bytes) -> Found | Skipped:
+    """Metric rows: one a line, in one list, or by columns as pandas writes a table."""
+    if start.startswith(b"[") or any(wandb_export.is_columns(row) for row in rows[:1]):
+        listed = islice(wandb_export.objects_of_list(start.decode("utf-8", "replace")), _ROWS)
+        reason = jsonl.refusal([row for _, row in listed]) if start.startswith(b"[") else None
+        return Skipped(path, reason) if reason else Found(path, "wandb_export")
+    reason = jsonl.refusal(rows)
+    if reason:
+        return Skipped(path, reason)
+    return Found(path, "wandb_export" if all("_step" in row and "step" not in row for row in rows) else "jsonl")
+
+
+def _row(line: bytes) -> Any:
     try:
-        row = json.loads(line)  # takes bare NaN, which other writers leave
+        return json.loads(line)  # takes bare NaN, which other writers leave
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) else None
 
 
 def _is_binary(head: bytes) -> bool:
@@ -286,28 +407,26 @@ def _is_binary(head: bytes) -> bool:
     return control > len(text) // 20
 
 
-def _recognise_console(path: Path) -> Found | Skipped:
-    """Search the whole file: sampled text can fill megabytes before the first step line.
-
-    Ray prefixes and tracebacks are in the logs of other frameworks too, so lines that are dicts outweigh them.
-    """
-    other, framework = False, None
+def _console_kind(path: Path) -> Format | None:
+    """Search the whole file: sampled text can fill megabytes before the first step line."""
     searched, tail = 0, b""
-    with path.open("rb") as stream:
-        while (chunk := stream.read(_CHUNK)) and searched < _LONGEST_SEARCH:
+    kind: Format | None = None
+    with unpack.opened(path) as stream:
+        while (chunk := stream.read(_CHUNK)) and searched < (_WEAK_SEARCH if kind else _LONGEST_SEARCH):
             text = tail + chunk
-            if _holds(text, _VERL_WORDS, _VERL_MARK):
-                return Found(path, "verl_console")
-            if framework is None and b"{'" in text and (line := _DICT_LINE.search(text)):
-                framework = "slime" if line["slime"] else "TRL"
-            other = other or _holds(text, _ANY_WORDS, _ANY_MARK)
+            if strong := _step_lines(text):
+                return strong
+            if kind is None and any(word in text for word in _CONSOLE_WORDS) and _CONSOLE_MARK.search(text):
+                kind, searched = "verl_console", 0
             searched += len(chunk)
             tail = text[-1024:]
-    if framework:
-        return Skipped(path, f"holds lines of {framework} (a dict per line), not read by this version", notable=True)
-    return Found(path, "verl_console") if other else Skipped(path, "no step line and no mark of verl or Ray in it")
+    return kind
 
 
-def _holds(text: bytes, words: tuple[bytes, ...], mark: re.Pattern[bytes]) -> bool:
-    """Whether the mark is in the text; the words, one of which is in every mark, are found much faster."""
-    return any(word in text for word in words) and mark.search(text) is not None
+def _step_lines(text: bytes) -> Format | None:
+    """Whose step lines are in a text; marks of Ray and tracebacks are in the logs of all of them."""
+    if b"step:" in text and _RECORD_MARK.search(text):
+        return "verl_console"
+    if areal.has_mark(text):
+        return "areal_console"
+    return "dict_console" if dict_console.has_mark(text) else None

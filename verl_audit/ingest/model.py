@@ -18,7 +18,8 @@ ValueKind = Literal["finite", "nan", "inf", "nonfinite_unknown", "clamped", "rou
 
 `finite`, `nan`, `inf` are exact (the sign of an infinity is in the value). `nonfinite_unknown`: the format
 wrote NaN and infinity alike (verl's file logger writes `null`); stored as NaN. `clamped`: the format replaced
-an infinity by a large number. `rounded`: finite, but printed with few decimals, so an exact 0 means nothing.
+an infinity by a large number (MLflow), or the number may stand for a NaN or an infinity (a zero of ClearML).
+`rounded`: finite, but printed with few decimals, so an exact 0 means nothing.
 """
 KINDS: tuple[ValueKind, ...] = ("finite", "nan", "inf", "nonfinite_unknown", "clamped", "rounded")
 _KIND_ID = {kind: i for i, kind in enumerate(KINDS)}
@@ -26,7 +27,28 @@ _KIND_ID = {kind: i for i, kind in enumerate(KINDS)}
 StepKind = Literal["logged", "counter"]
 """`logged`: the framework's own step. `counter`: the tracker's running number of log calls (wandb `_step`)."""
 
-Format = Literal["verl_console", "verl_jsonl", "wandb", "wandb_output", "tensorboard", "hydra", "dump"]
+Format = Literal[
+    "verl_console",
+    "verl_jsonl",
+    "wandb",
+    "wandb_output",
+    "wandb_export",
+    "wandb_chart",
+    "wandb_parquet",
+    "tensorboard",
+    "trl_state",
+    "dict_console",
+    "areal_console",
+    "mlflow",
+    "mlflow_files",
+    "swanlab",
+    "swanlab_output",
+    "trackio",
+    "clearml",
+    "jsonl",
+    "hydra",
+    "dump",
+]
 
 
 @dataclass(frozen=True)
@@ -66,7 +88,7 @@ class ConfigFound:
     """A configuration tree as found, with `${...}` left as written when the file does not resolve it."""
 
     tree: Mapping[str, Any]
-    origin: Literal["hydra", "console", "wandb"]
+    origin: Literal["hydra", "console", "wandb", "tracker"]
     overrides: tuple[str, ...] = ()
 
 
@@ -92,9 +114,10 @@ class MetricBuffer:
     _last_step: int | None = None
     _wall: float = math.nan
 
-    def next_record(self, step: int, wall_time: float | None = None) -> None:
-        """Open the next log call at `step`; a step below the last one starts a new segment."""
-        if self._last_step is not None and step < self._last_step:
+    def next_record(self, step: int, wall_time: float | None = None, restart: bool | None = None) -> None:
+        """Open the next log call at `step`. A step below the last one starts a new segment, unless `restart` tells."""
+        fell = self._last_step is not None and step < self._last_step
+        if fell if restart is None else restart:
             self._segment += 1
         self._last_step = step
         self._record += 1
@@ -117,6 +140,18 @@ class MetricBuffer:
         self.value.append(value)
         self.kind_id.append(_KIND_ID[kind])
         self.wall_time.append(self._wall)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Record and segment that are open."""
+        return self._record, self._segment
+
+    def add_later(self, place: tuple[int, int], step: int, key: str, value: float, kind: ValueKind) -> None:
+        """Append a value to an earlier record, given by its `place` and step."""
+        now = self._record, self._segment, self._last_step, self._wall
+        (self._record, self._segment), self._last_step, self._wall = place, step, math.nan
+        self.add(key, value, kind)
+        self._record, self._segment, self._last_step, self._wall = now
 
     def mark_rounded(self) -> None:
         """Turn every finite value into a rounded one (sources that print three decimals)."""
@@ -156,6 +191,8 @@ class Parsed:
     metrics: MetricBuffer = field(default_factory=MetricBuffer)
     step_kind: StepKind = "logged"
     float32: bool = False
+    sampled: bool = False
+    """The source holds a selection of the logged rows: spikes may lie between them, gaps mean nothing."""
     identity: Identity = Identity()
     configs: list[ConfigFound] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

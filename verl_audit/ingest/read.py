@@ -4,10 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
-from verl_audit.ingest import console, dumps, hydra, tfevents, verl_jsonl, wandb
+from verl_audit.ingest import (
+    areal,
+    clearml,
+    console,
+    dict_console,
+    dumps,
+    hydra,
+    jsonl,
+    mlflow,
+    swanlab,
+    tfevents,
+    trackio,
+    trl,
+    verl_jsonl,
+    wandb,
+    wandb_export,
+)
+from verl_audit.ingest.align import align
 from verl_audit.ingest.discover import Discovery, Found
-from verl_audit.ingest.model import Parsed
+from verl_audit.ingest.model import Format, Parsed
 
 
 def read_all(discovery: Discovery, progress: Callable[[Path, int], None] | None = None) -> list[Parsed]:
@@ -18,6 +36,7 @@ def read_all(discovery: Discovery, progress: Callable[[Path, int], None] | None 
         results.extend(parsed)
         if progress:
             progress(found.path, parsed[0].bytes_read if parsed else 0)
+    align(results)
     return results
 
 
@@ -32,16 +51,31 @@ def read_one(found: Found) -> list[Parsed]:
 
 
 def _read(found: Found) -> list[Parsed]:
-    match found.format:
-        case "verl_console":
-            return console.read(found.path)
-        case "verl_jsonl":
-            return verl_jsonl.read(found.path)
-        case "wandb" | "wandb_output":
-            return wandb.read(found.path)
-        case "tensorboard":
-            return tfevents.read(found.path)
-        case "hydra":
-            return hydra.read(found.path)
-        case "dump":
-            return dumps.read(found.path)
+    module, name = _READERS[found.format]
+    parsed: list[Parsed] = getattr(module, name)(found.path)
+    return parsed
+
+
+_READERS: dict[Format, tuple[ModuleType, str]] = {
+    "verl_console": (console, "read"),
+    "dict_console": (dict_console, "read"),
+    "areal_console": (areal, "read"),
+    "verl_jsonl": (verl_jsonl, "read"),
+    "jsonl": (jsonl, "read"),
+    "trl_state": (trl, "read"),
+    "wandb": (wandb, "read"),
+    "wandb_output": (wandb, "read"),
+    "wandb_export": (wandb_export, "read"),
+    "wandb_chart": (wandb_export, "read_chart"),
+    "wandb_parquet": (wandb_export, "read_parquet"),
+    "tensorboard": (tfevents, "read"),
+    "swanlab": (swanlab, "read"),
+    "swanlab_output": (swanlab, "read"),
+    "mlflow": (mlflow, "read"),
+    "mlflow_files": (mlflow, "read_files"),
+    "trackio": (trackio, "read"),
+    "clearml": (clearml, "read"),
+    "hydra": (hydra, "read"),
+    "dump": (dumps, "read"),
+}
+"""The module of each format and its reader in it, looked up when it is used."""

@@ -18,6 +18,9 @@ MIN_SHARED = 10
 SAME, ROUNDED = 2e-6, 6e-4
 """Relative tolerance between float32 and float64 copies; absolute one for sources that print three decimals."""
 
+_NAMELESS = {"jsonl", "wandb_export", "wandb_parquet"}
+"""Formats that do not name their run."""
+
 Unit = tuple[int, int]
 """(index of the Parsed, segment in it)."""
 
@@ -127,9 +130,18 @@ def _join_by_identity(groups: _Groups, parsed: Sequence[Parsed], units: Sequence
             if name is None:
                 continue
             if name in seen:
-                groups.join(seen[name], unit, f"both are named {'/'.join(name)}")
+                groups.join(seen[name], unit, f"both are named {'/'.join(name)}{_doubt(parsed, seen[name], unit)}")
             else:
                 seen[name] = unit
+
+
+def _doubt(parsed: Sequence[Parsed], a: Unit, b: Unit) -> str:
+    """What to add when two trackers of one name hold other values: one of them may have kept another execution."""
+    ours, theirs = (fingerprints(parsed[i]).get(segment, {}) for i, segment in (a, b))
+    shared = len(ours.keys() & theirs.keys())
+    if parsed[a[0]].format == parsed[b[0]].format or shared < MIN_SHARED or _agree(ours, theirs, rounded=True):
+        return ""
+    return ", though their values differ (a second execution under one name?)"
 
 
 def _join_lone_segments(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
@@ -187,6 +199,22 @@ def _join_by_directory(groups: _Groups, parsed: Sequence[Parsed], root: Path) ->
         target = _nearest(groups, parsed, members[0], root)
         if target is not None and not _other_name(members, groups.members()[target], parsed):
             groups.join(key, target, f"{parsed[members[0][0]].path.name} lies with no other run")
+    for key, members in groups.members().items():
+        sources = [parsed[i] for i, _ in members]
+        if all(p.format in _NAMELESS and _strong(p.identity) is None for p in sources):
+            _join_side_file(groups, parsed, key, root)
+
+
+def _join_side_file(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path) -> None:
+    """Rows in a format that names no run belong to the only run they lie with, if nothing contradicts."""
+    target = _nearest(groups, parsed, unit, root)
+    if target is None:
+        return
+    members = groups.members()
+    ours, theirs = ([parsed[i] for i, _ in members[groups.find(u)]] for u in (unit, target))
+    same = {p.format for p in ours} & {p.format for p in theirs}
+    if any(len(p.metrics) for p in theirs) and not (same or _contradict(ours, theirs) or _counted(theirs)):
+        groups.join(unit, target, f"{parsed[unit[0]].path.name} lies with no other run")
 
 
 def _other_name(a: Sequence[Unit], b: Sequence[Unit], parsed: Sequence[Parsed]) -> bool:
@@ -213,6 +241,16 @@ def _nearest(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path) 
 
 def _below(path: Path, directory: Path) -> bool:
     return directory in path.parents
+
+
+def _counted(sources: Sequence[Parsed]) -> bool:
+    """Whether steps are the order of printed lines: on no axis another source could share."""
+    return any(p.format == "dict_console" and p.step_kind == "counter" and len(p.metrics) for p in sources)
+
+
+def _contradict(ours: Sequence[Parsed], theirs: Sequence[Parsed]) -> bool:
+    points = [{p for source in side for seg in fingerprints(source).values() for p in seg} for side in (ours, theirs)]
+    return len(points[0] & points[1]) >= MIN_SHARED
 
 
 def _name(members: Sequence[Unit], parsed: Sequence[Parsed], root: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from verl_audit.ingest import unpack
 from verl_audit.ingest.model import Identity, Parsed
 
 _INT64 = 1 << 63
@@ -19,10 +20,10 @@ _INT64 = 1 << 63
 
 def read(path: Path) -> list[Parsed]:
     """Read a file logger's file; never raises."""
-    identity = Identity(project=path.absolute().parent.name or None, experiment=path.stem)
+    identity = Identity(project=path.absolute().parent.name or None, experiment=Path(unpack.inner_name(path)).stem)
     parsed = Parsed(path, "verl_jsonl", identity=identity)
     try:
-        with path.open("rb") as stream:
+        with unpack.opened(path, parsed.note) as stream:
             _read_stream(stream, parsed)
     except OSError as error:
         parsed.note("unreadable", str(error))

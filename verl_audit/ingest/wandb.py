@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from verl_audit.ingest import console
+from verl_audit.ingest import recorded
 from verl_audit.ingest.framing import HEADER, payloads
 from verl_audit.ingest.model import ConfigFound, Identity, Parsed
 from verl_audit.ingest.wire import (
@@ -33,7 +33,7 @@ _HISTORY, _CONFIG, _OUTPUT_RAW, _RUN = 2, 5, 13, 17
 _JSON_TAG = b"\x82\x01"  # field 16, length-delimited
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-?Infinity|NaN")
 _BOOLS = {b"true": 1.0, b"false": 0.0}
-_OTHER_STEPS = ("global_step", "training/global_step")
+_OTHER_STEPS = ("global_step", "training/global_step", "train/global_step")
 _INT64 = 1 << 63
 
 
@@ -218,6 +218,6 @@ def _console(path: Path, output: dict[int, bytearray]) -> Parsed | None:
     """What the recorded console text tells; offsets are positions in that text, stdout before stderr."""
     stdout, stderr = output[1], output[0]
     seam = b"" if stdout.endswith(b"\n") or not stdout else b"\0\n"  # an open line must not look finished
-    parsed = console.read_bytes(bytes(stdout + seam + stderr if stderr else stdout), path)
+    parsed = recorded.read_text(bytes(stdout + seam + stderr if stderr else stdout), path)
     parsed.format = "wandb_output"
     return parsed if parsed.metrics.records or parsed.events or parsed.configs else None

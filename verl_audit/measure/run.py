@@ -72,8 +72,9 @@ class RunData:
         """Steps at which the trainer logged anything of its own, step 0 left out (validation only)."""
         own = [s.step for name, s in self.series.items() if not name.startswith("validation")]
         steps = np.unique(np.concatenate(own)) if own else np.array([])
-        # fully_async rows are moved to the version that trained on them, which is 0 for the first
-        return steps if self.facts.get("trainer") == "fully_async" else steps[steps > 0]
+        # verl logs validation alone at step 0; others count from 0, and so does the version of a fully_async row
+        from_1 = self.facts.get("framework") in (None, "verl") and self.facts.get("trainer") != "fully_async"
+        return steps[steps > 0] if from_1 else steps
 
 
 def load(con: duckdb.DuckDBPyConnection, run: str, facts: Mapping[str, Scalar | None]) -> RunData:

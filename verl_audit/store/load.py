@@ -40,7 +40,8 @@ def load_sources(con: duckdb.DuckDBPyConnection, parsed: Sequence[Parsed], names
     for source_id, (source, name) in enumerate(zip(parsed, names, strict=True), start=base):
         buffer = source.metrics
         rounded = "rounded" in {KINDS[k] for k in set(buffer.kind_id)}
-        precision = "rounded" if rounded else "float32" if source.float32 else "float64"
+        exactness = "rounded" if rounded else "float32" if source.float32 else "float64"
+        precision = "sampled" if source.sampled else exactness
         con.execute(
             "INSERT INTO sources VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
@@ -178,12 +179,13 @@ def shift_axis(con: duckdb.DuckDBPyConnection, run: str, adapter: Adapter) -> No
     """Move rows that a framework logs late to the version that trained on them.
 
     Records that hold the adapter's axis key take its value as step; keys it lists as unshifted stay. Sources
-    whose step is the tracker's own counter take the logged `training/global_step` or `global_step`.
+    whose step is the tracker's own counter take the logged `training/global_step`, `train/global_step` or
+    `global_step`.
     """
     if adapter.axis_key:
         patterns = "|".join(p.pattern for p in adapter.axis_unshifted) or "$^"
         _shift(con, run, [adapter.axis_key], "logged", patterns)
-    _shift(con, run, ["training/global_step", "global_step"], "counter", "$^")
+    _shift(con, run, ["training/global_step", "train/global_step", "global_step"], "counter", "$^")
 
 
 def _shift(con: duckdb.DuckDBPyConnection, run: str, axis_keys: list[str], step_kind: str, unshifted: str) -> None:
@@ -239,7 +241,7 @@ SELECT run, key, step, value, kind, wall_time, source_id FROM streams WHERE age 
 QUALIFY row_number() OVER (
     PARTITION BY run, key, step
     ORDER BY CASE kind WHEN 'clamped' THEN 1 WHEN 'rounded' THEN 2 WHEN 'nonfinite_unknown' THEN 3 ELSE 0 END,
-             precision = 'float32', source_id) = 1
+             precision = 'sampled', precision = 'float32', source_id) = 1
 """
 _DISAGREE = """CASE
     WHEN 'nonfinite_unknown' IN ({a}.kind, {b}.kind) THEN isfinite({a}.value) OR isfinite({b}.value)

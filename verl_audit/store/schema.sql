@@ -17,7 +17,7 @@ CREATE TABLE sources (
     path VARCHAR NOT NULL,
     format VARCHAR NOT NULL,
     step_kind VARCHAR NOT NULL,     -- logged: the framework's step; counter: the tracker's count of log calls
-    precision VARCHAR NOT NULL,     -- float64, float32 or rounded (three decimals)
+    precision VARCHAR NOT NULL,     -- float64, float32, rounded (few decimals) or sampled (a selection of the rows)
     bytes BIGINT NOT NULL,
     records BIGINT NOT NULL,        -- log calls
     values_read BIGINT NOT NULL,
