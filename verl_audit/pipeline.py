@@ -314,9 +314,12 @@ def audit(
     rules = _rules(settings)
     loaded = load_all(Path(path), baselines, run=run, facts=settings.facts, db=db, progress=progress)
     data = [load_run_data(loaded.store, i.run, plain(i.facts)) for i in (loaded.run, *loaded.baselines)]
-    died = not len(data[0].train_steps) and bool(errors(loaded.events[loaded.run.run]))
+    stopped = errors(loaded.events[loaded.run.run])
+    died = not len(data[0].train_steps) and bool(stopped)
     _require_something(loaded, died=died)
-    context = Context(died, _count(loaded, "differences"), settings.run_sd, settings.switch_step)
+    context = Context(
+        died, _count(loaded, "differences"), _count(loaded, "rewritten"), settings.run_sd, settings.switch_step
+    )
     measures, symptom = compute(data[0], data[1:], context)
     findings = rules.evaluate(measures)
     judged = weigh(measures, findings, symptom)
@@ -329,7 +332,7 @@ def audit(
         symptom=symptom,
         findings=tuple(findings),
         causes=judged,
-        verdict=decide(judged, findings, symptom, measures),
+        verdict=decide(judged, findings, symptom, measures, error=stopped[-1]["exception"] if stopped else ""),
         coverage=coverage(data[0], lambda signal: setting_for(signal, adapter) if adapter else None),
         events=loaded.events[loaded.run.run],
         skipped=loaded.skipped,

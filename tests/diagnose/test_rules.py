@@ -130,7 +130,16 @@ def test_evidence_runs_on_the_views(rule: Rule, con: duckdb.DuckDBPyConnection) 
     assert not tree["error"], tree.get("error_message")
     assert len(tree["statements"]) == 1
     assert re.search(r"limit 50\s*$", rule.evidence)
-    assert tables(tree) <= {"steps", "baseline_steps", "differences", "events", "problems", "facts", "config"}
+    assert tables(tree) <= {
+        "steps",
+        "baseline_steps",
+        "differences",
+        "events",
+        "problems",
+        "rewritten",
+        "facts",
+        "config",
+    }
     con.execute(rule.evidence).fetchall()
 
 
@@ -156,7 +165,7 @@ HEALTHY_SYNC: dict[str, Any] = {
     "lag_updates": 0, "lag_min": 0, "lag_first_step": 0, "lag_trend": 0, "lag_trend_low": 0, "span_mean":
     1, "gauge_contradiction": 0.13, "sync_share": 0.008, "gen_share": 0.73, "entropy_ratio": 0.72,
     "steps_logged": 60, "validation_points": 13, "nonfinite_steps": 0, "died_before_step1": False,
-    "reward_flat_steps": 0, "length_constant_steps": 0, "source_differences": 0,
+    "reward_flat_steps": 0, "length_constant_steps": 0, "source_differences": 0, "rewritten_values": 0,
 }  # fmt: skip
 MILD_ASYNC = {
     **HEALTHY_SYNC, "trainer": "separate_async", "is_async": True, "staleness_strategy": "drop",

@@ -651,8 +651,9 @@ def test_step_0_is_no_training_step() -> None:
 
 
 def test_what_the_context_says_is_passed_on() -> None:
-    found = measures(run(), context=Context(died_before_step1=True, source_differences=3))
+    found = measures(run(), context=Context(died_before_step1=True, source_differences=3, rewritten_values=7))
     assert (found["died_before_step1"].value, found["source_differences"].value) == (True, 3)
+    assert found["rewritten_values"].value == 7
     assert measures(run(), run(), run())["baseline_runs"].value == 2
 
 

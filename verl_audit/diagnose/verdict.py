@@ -50,12 +50,19 @@ def decide(
     findings: Sequence[Finding],
     symptom: Symptom,
     measures: Mapping[str, Measure],
+    *,
+    error: str = "",
 ) -> Verdict:
-    """Weigh health first, then the causes behind the harm gate, then what is left open."""
+    """Weigh health first, then the causes behind the harm gate, then what is left open.
+
+    `error` is the exception that stopped the run, told when it died before its first step.
+    """
     risks = tuple(c for c in CAUSES if judged[c].risk and judged[c].status not in ("implicated", "contributing"))
     health = _health(findings, at_work=any(j.risk for j in judged.values()))
     if health is not None:
         words = health.title[0].lower() + health.title[1:]
+        if error and measures["died_before_step1"].value is True:
+            words = f"{words}: {error}"
         return Verdict(
             "other",
             (),
@@ -63,7 +70,7 @@ def decide(
             words,
             health.confidence,
             "the log shows it directly",
-            f"Other: {words}. {health.explain}",
+            f"Other: {words.rstrip('.')}. {health.explain}",
             (),
         )
     named = sorted(

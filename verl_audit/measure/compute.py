@@ -24,6 +24,7 @@ class Context:
 
     died_before_step1: bool = False
     source_differences: int = 0
+    rewritten_values: int = 0
     run_sd: float = RUN_SD
     """Run-to-run sd of ln(learning speed) assumed where fewer than three baselines measure it (method note 3.1)."""
     switch_step: float | None = None
@@ -46,6 +47,7 @@ def _compute(run: RunData, baselines: Sequence[RunData], context: Context) -> tu
             run,
             died_before_step1=context.died_before_step1,
             source_differences=context.source_differences,
+            rewritten_values=context.rewritten_values,
             baselines=len(baselines),
         ),
     ]

@@ -14,13 +14,14 @@ VITAL = ("grad_norm", "pg_loss", "entropy", "ppo_kl")
 
 
 def health_measures(
-    run: RunData, *, died_before_step1: bool, source_differences: int, baselines: int
+    run: RunData, *, died_before_step1: bool, source_differences: int, rewritten_values: int, baselines: int
 ) -> Iterator[Measure]:
     """All health measures."""
     yield measured("steps_logged", float(len(run.train_steps)))
     yield measured("validation_points", float(len(run.get("validation"))))
     yield measured("died_before_step1", died_before_step1)
     yield measured("source_differences", float(source_differences))
+    yield measured("rewritten_values", float(rewritten_values))
     yield measured("baseline_runs", float(baselines))
     bad = sorted({s for name in VITAL for s in run.nonfinite.get(name, ())})
     logged = sorted({*bad, *(int(s) for name in VITAL for s in run.get(name).step)})
