@@ -91,6 +91,8 @@ def fingerprints(parsed: Parsed) -> dict[int, dict[tuple[str, int], float]]:
 
 
 def _join_by_content(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
+    if sum(len(p.metrics) > 0 for p in parsed) < 2:
+        return  # nothing to compare with, and the values of a long run are many
     prints = {(i, s): points for i, p in enumerate(parsed) for s, points in fingerprints(p).items()}
     rounded = {i: bool(len(p.metrics)) and "rounded" in _kinds(p) for i, p in enumerate(parsed)}
     bearing = [unit for unit in units if unit in prints]
