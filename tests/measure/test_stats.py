@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from verl_audit.measure import stats
 from verl_audit.measure.stats import Estimate
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 RNG_SEED = 20240101
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from verl_audit.measure.symptom import (
     single_run,
 )
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 Shape = Callable[[Array], Array]
 X = np.arange(1.0, 201.0)
 SHARED = Path(__file__).parents[2].parent / "shared" / "real_runs"

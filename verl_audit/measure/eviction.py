@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import Array, RunData, grown, mean_measure, measured
-from verl_audit.measure.stats import Estimate, ar1_mean, fraction, log_ratio, variance_ratio
+from verl_audit.measure.run import RunData, grown, mean_measure, measured
+from verl_audit.measure.stats import Array, Estimate, ar1_mean, fraction, log_ratio, variance_ratio
 
 REASONS = ("stale_groups", "filtered_groups", "failed_groups", "surplus_groups")
 SHARES = {

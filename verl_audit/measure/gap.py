@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import EMPTY, Array, RunData, Series, mean_measure, measured
-from verl_audit.measure.stats import Estimate, early_late, ratio_of_means
+from verl_audit.measure.run import EMPTY, RunData, Series, mean_measure, measured
+from verl_audit.measure.stats import Array, Estimate, early_late, ratio_of_means
 
 GAPS = ("gap_prob_mean", "gap_kl", "gap_logp_abs")
 """Gauges of the gap, most telling first; each has its own unit, so ratios only ever pair a gauge with itself."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import Array, RunData, measured
-from verl_audit.measure.stats import early_late
+from verl_audit.measure.run import RunData, measured
+from verl_audit.measure.stats import Array, early_late
 
 VITAL = ("grad_norm", "pg_loss", "entropy", "ppo_kl")
 

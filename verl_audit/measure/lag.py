@@ -9,8 +9,8 @@ import numpy as np
 
 from verl_audit.measure.gap import GAPS, at_lag0, ess_series, is_on_policy
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import Array, RunData, Series, grown, mean_measure, measured
-from verl_audit.measure.stats import ar1_mean, correlation_of_changes, slope
+from verl_audit.measure.run import RunData, Series, grown, mean_measure, measured
+from verl_audit.measure.stats import Array, ar1_mean, correlation_of_changes, slope
 
 LAG_MOVES = 0.05
 """Standard deviation of step-to-step changes of the mean lag (versions) below which it says nothing about the gap."""

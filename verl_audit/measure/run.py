@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_audit.measure.model import Measure, MeasureDef, Scalar, catalog
-from verl_audit.measure.stats import Estimate, ar1_mean
+from verl_audit.measure.stats import Array, Estimate, ar1_mean
 
-Array = NDArray[np.float64]
 BASELINE = "baseline"
 """Stands among the wanted signals of a measure that needs a baseline run."""
 

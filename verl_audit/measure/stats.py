@@ -12,11 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
+"""Floats of any width: what the numpy versions in use return differs in the annotation only."""
 
 MIN_POINTS = 8
 """Fewest points for a series estimate: below it the bias correction (n phi + 1) / (n - 4) is noise."""
