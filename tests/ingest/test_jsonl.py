@@ -5,10 +5,12 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.ingest.writers import REAL_RUNS, kinds, problem_kinds, table
 from verl_audit.ingest import verl_jsonl
-from verl_audit.ingest.model import Parsed
+from verl_audit.ingest.model import MetricBuffer, Parsed
 
 
 def parse(tmp_path: Path, content: str | bytes) -> Parsed:
@@ -93,3 +95,24 @@ def test_several_lines_of_one_step(tmp_path: Path) -> None:
 def test_empty_and_missing_files(tmp_path: Path) -> None:
     assert parse(tmp_path, "").metrics.records == 0
     assert problem_kinds(verl_jsonl.read(tmp_path / "none.jsonl")[0]) == ["unreadable"]
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcde"), st.floats() | st.integers(-5, 5) | st.just(10**400), max_size=5),
+        max_size=6,
+    )
+)
+@settings(derandomize=True, max_examples=50, deadline=None)
+def test_a_row_at_once_is_the_same_as_value_by_value(rows: list[dict[str, float]]) -> None:
+    at_once, one_by_one = MetricBuffer(), MetricBuffer()
+    for step, row in enumerate(rows):
+        small = {key: float(value) for key, value in row.items() if not isinstance(value, int) or value < 10**308}
+        at_once.next_record(step, 1.5)
+        at_once.add_row(small)
+        one_by_one.next_record(step, 1.5)
+        for key, value in small.items():
+            one_by_one.add(key, value)
+    for name in ("keys", "key_id", "record", "segment", "step", "kind_id", "wall_time"):
+        assert getattr(at_once, name) == getattr(one_by_one, name)
+    assert [repr(v) for v in at_once.value] == [repr(v) for v in one_by_one.value]

@@ -141,6 +141,25 @@ class MetricBuffer:
         self.kind_id.append(_KIND_ID[kind])
         self.wall_time.append(self._wall)
 
+    def add_row(self, row: Mapping[str, float]) -> None:
+        """Append all values of a log call at once, which is faster than one by one; the result is the same."""
+        if self._last_step is None or not math.isfinite(sum(row.values())):  # NaN and infinity survive a sum
+            for key, value in row.items():
+                self.add(key, value)
+            return
+        if not row.keys() <= self._ids.keys():
+            for key in (k for k in row if k not in self._ids):
+                self._ids[key] = len(self.keys)
+                self.keys.append(key)
+        n = len(row)
+        self.key_id.extend(map(self._ids.__getitem__, row))
+        self.record.extend(array("q", (self._record,)) * n)
+        self.segment.extend(array("i", (self._segment,)) * n)
+        self.step.extend(array("q", (self._last_step,)) * n)
+        self.value.extend(row.values())
+        self.kind_id.frombytes(bytes(n))
+        self.wall_time.extend(array("d", (self._wall,)) * n)
+
     @property
     def place(self) -> tuple[int, int]:
         """Record and segment that are open."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +17,8 @@ from verl_audit.ingest import unpack
 from verl_audit.ingest.model import Identity, Parsed
 
 _INT64 = 1 << 63
+_PLAIN = {float, int, bool}
+"""Types of the values of a usual row."""
 
 
 def read(path: Path) -> list[Parsed]:
@@ -53,6 +56,10 @@ def _row(line: bytes, parsed: Parsed, offset: int, torn: bool) -> None:
         parsed.note("bad_line", 'not {"step": int, "data": {...}}', offset)
         return
     parsed.metrics.next_record(step)
+    if {*map(type, data.values())} <= _PLAIN:
+        with suppress(OverflowError):  # a whole number too large for a float: one by one
+            parsed.metrics.add_row({key: float(value) for key, value in data.items()})
+            return
     for key, value in data.items():
         _value(key, value, parsed, offset)
 

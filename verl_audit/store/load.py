@@ -204,7 +204,7 @@ def _shift(con: duckdb.DuckDBPyConnection, run: str, axis_keys: list[str], step_
 
 # Every value with its run, its stream (the files of one tracker) and the order of its process life in time.
 _LIVED = """
-CREATE TEMP TABLE lived AS
+CREATE TEMP VIEW lived AS
 SELECT s.run, o.format AS stream, o.precision, o.path, r.* EXCLUDE (step, axis_step), r.axis_step AS step, s.ord
 FROM raw_metrics r JOIN segments s USING (source_id, segment) JOIN sources o USING (source_id)
 """
@@ -289,7 +289,7 @@ def finish(con: duckdb.DuckDBPyConnection, mappings: Mapping[str, KeyMapping]) -
     limits = {"same": AGREE, "rounded": AGREE_ROUNDED}
     con.execute(_DIFFERENCES, limits)
     con.execute(_REWRITTEN, limits)
-    con.execute("DROP TABLE streams; DROP TABLE cuts; DROP TABLE lived")
+    con.execute("DROP TABLE streams; DROP TABLE cuts; DROP VIEW lived")
     con.execute(_SIGNALS)
     con.execute(
         "CREATE TEMP TABLE zero_keys (run VARCHAR, signal VARCHAR, label VARCHAR, key VARCHAR, zero_with VARCHAR)"
