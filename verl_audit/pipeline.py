@@ -29,7 +29,7 @@ from verl_audit.measure.run import load as load_run_data
 from verl_audit.report.document import Outcome, build, to_json
 from verl_audit.report.targets import check_db
 from verl_audit.settings import Settings
-from verl_audit.store.database import lock_down, open_store, publish
+from verl_audit.store.database import count, lock_down, open_store, publish
 from verl_audit.store.load import (
     RunInput,
     finish,
@@ -79,10 +79,10 @@ class Source:
         return [run for run in self.runs if self._has_metrics(run) or self._died(run)] or list(self.runs)
 
     def _has_metrics(self, run: Run) -> bool:
-        return any(len(self.parsed[i].metrics) for i, _ in run.units)
+        return any(len(self.parsed[i].metrics) for i in run.sources)
 
     def _died(self, run: Run) -> bool:
-        sources = [self.parsed[i] for i, _ in run.units]
+        sources = [self.parsed[i] for i in run.sources]
         return any(p.identity.experiment for p in sources) and bool(errors(("", e) for p in sources for e in p.events))
 
 
@@ -145,7 +145,7 @@ def choose_run(source: Source, name: str | None, *, option: str) -> Run:
 
 
 def _described(source: Source, run: Run) -> str:
-    parsed = [source.parsed[i] for i in sorted({i for i, _ in run.units})]
+    parsed = [source.parsed[i] for i in run.sources]
     steps = [
         s
         for p in parsed
@@ -193,24 +193,18 @@ def load_all(
         chosen = choose_run(source, name, option="--run NAME" if role == "run" else f"--baseline '{source.root}#NAME'")
         seen |= _lives(source, chosen, seen)
         given = _run_input(source, chosen, role, {i.run for i in inputs})
-        keep, names = [i for i, _ in chosen.units], source.names()
-        load_sources(
-            store,
-            [p if i in keep else Parsed(p.path, p.format) for i, p in enumerate(source.parsed)],
-            names,
-            base,
-        )
+        names = source.names()
+        load_sources(store, source.parsed, names, base, only=chosen.sources)
         load_problems(store, [replace(p, file=source.shown(Path(p.file))) for p in source.discovery.problems])
         load_run(store, given, source.parsed, names, base)
         base += len(source.parsed)
-        events[given.run] = tuple((names[i], e) for i in sorted(set(keep)) for e in source.parsed[i].events)
+        events[given.run] = tuple((names[i], e) for i in chosen.sources for e in source.parsed[i].events)
         given, adapter, mapping = _understand(
             store, source, chosen, given, events[given.run], facts if role == "run" else None
         )
         if adapter is not None:
             adapters[given.run], mappings[given.run] = adapter, mapping
         inputs.append(given)
-    store.execute("DELETE FROM sources WHERE source_id NOT IN (SELECT source_id FROM segments)")
     finish(store, mappings)
     if db is not None:
         publish(store, db)
@@ -244,7 +238,7 @@ def _run_input(source: Source, run: Run, role: str, taken: set[str]) -> RunInput
 
 
 def _config(source: Source, run: Run) -> ConfigFound | None:
-    found = [c for i in sorted({i for i, _ in run.units}) for c in source.parsed[i].configs]
+    found = [c for i in run.sources for c in source.parsed[i].configs]
     return min(found, key=lambda c: ORIGINS.index(c.origin), default=None)
 
 
@@ -270,22 +264,18 @@ def _understand(
         "JOIN segments USING (source_id, segment) WHERE run = ? GROUP BY key ORDER BY key",
         [given.run],
     ).fetchall()
-    config = _config(source, run)
+    config, keys = _config(source, run), [key for key, _, _ in rows]
     values = {key: (low, high) for key, low, high in rows if low is not None}
     found = detect(
-        [key for key, _, _ in rows],
+        keys,
         config.tree if config else None,
         [e.detail for _, e in events if e.kind == "announce"],
         values,
         facts,
     )
     load_facts(store, given.run, found)
-    adapter, _ = choose_adapter([key for key, _, _ in rows])
-    mapping = (
-        map_keys(adapter, [key for key, _, _ in rows], plain(found))
-        if adapter
-        else KeyMapping((), (), tuple(key for key, _, _ in rows))
-    )
+    adapter, _ = choose_adapter(keys)
+    mapping = map_keys(adapter, keys, plain(found)) if adapter else KeyMapping((), (), tuple(keys))
     load_key_map(store, given.run, mapping)
     if adapter is not None:
         shift_axis(store, given.run, adapter)
@@ -317,9 +307,8 @@ def audit(
     stopped = errors(loaded.events[loaded.run.run])
     died = not len(data[0].train_steps) and bool(stopped)
     _require_something(loaded, died=died)
-    context = Context(
-        died, _count(loaded, "differences"), _count(loaded, "rewritten"), settings.run_sd, settings.switch_step
-    )
+    differences, rewritten = (count(loaded.store, t, loaded.run.run) for t in ("differences", "rewritten"))
+    context = Context(died, differences, rewritten, settings.run_sd, settings.switch_step)
     measures, symptom = compute(data[0], data[1:], context)
     findings = rules.evaluate(measures)
     judged = weigh(measures, findings, symptom)
@@ -348,17 +337,12 @@ def _rules(settings: Settings) -> RuleSet:
         raise AuditError(str(error)) from None
 
 
-def _count(loaded: Loaded, table: str) -> int:
-    row = loaded.store.execute(f"SELECT count(*) FROM {table} WHERE run = ?", [loaded.run.run]).fetchone()
-    return int(row[0]) if row else 0
-
-
 def _require_something(loaded: Loaded, *, died: bool) -> None:
     row = loaded.store.execute(
         "SELECT count(*), count(DISTINCT key) FROM metrics WHERE run = ?", [loaded.run.run]
     ).fetchone()
     values, keys = row or (0, 0)
-    signals = _count(loaded, "signals")
+    signals = count(loaded.store, "signals", loaded.run.run)
     if signals or died:
         return
     if not values:

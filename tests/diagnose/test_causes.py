@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.diagnose.judged import FASTER, SOUND, SYMPTOMS, finding, measures
-from verl_audit.diagnose.causes import D0, EVIDENCE, MARGIN, UNSPLIT_RULE, Judgement, evidence, weigh
+from verl_audit.diagnose.causes import D0, EVIDENCE, UNSPLIT_RULE, Judgement, evidence, weigh
 from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, Cause
 from verl_audit.measure.model import Measure
@@ -49,7 +49,8 @@ def proof(cause: Cause) -> list[Finding]:
 def test_evidence_is_even_at_d0_and_reached_at_the_margin() -> None:
     for cause in CAUSES:
         assert evidence(D0[cause], cause) == pytest.approx(0.5)
-        assert evidence(MARGIN * D0[cause], cause) == pytest.approx(EVIDENCE)
+        margin = (EVIDENCE / (1 - EVIDENCE)) ** (1 / 2.5)
+        assert evidence(margin * D0[cause], cause) == pytest.approx(EVIDENCE)
         assert evidence(0.0, cause) == evidence(-1.0, cause) == 0
 
 

@@ -6,7 +6,6 @@ works without shown harm is a *risk*; *cleared* needs a measurement that exclude
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +15,12 @@ from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, SEVERITIES, Cause, Severity
 from verl_audit.measure.model import Measure
 from verl_audit.measure.speed import Symptom
-from verl_audit.measure.symptom import MARGIN as SLOWER
 
 CauseStatus = Literal["implicated", "contributing", "cleared", "cannot_tell"]
 D0: Mapping[Cause, float] = {"mismatch": 0.015, "staleness": 0.03, "eviction": 0.10, "sync": 0.03}
 """Damage at which the evidence for a cause is even, share of the training signal (method note 4.2)."""
 EVIDENCE = 0.6
+"""Evidence from which a damage explains a slowdown; reached at 1.18 D0."""
 CONTRIBUTES = 0.2
 """Share of the summed damage from which a second cause is named."""
 FEW_STEPS = 10
@@ -32,8 +31,6 @@ samples come from the initial weights and say nothing of what the syncs delivere
 LAG0_GAP = "gap_at_lag0"
 UNSPLIT_RULE = "mismatch-or-staleness-unsplit"
 """Reports a raised gap with unknown lag; while it does, a bound on the loss alone does not clear staleness."""
-MARGIN = math.exp(math.log(EVIDENCE / (1 - EVIDENCE)) / 2.5)
-"""D / D0 at which the evidence reaches EVIDENCE: 1.18."""
 CLEARLY_BELOW = 0.5
 """Share of D0 up to which a bound on the damage excludes a cause: the evidence is then at most 0.15."""
 GROWTH = 1.5
@@ -185,9 +182,7 @@ def _open_sync(measures: Mapping[str, Measure]) -> str:
 
 def _without_harm(symptom: Symptom) -> CauseStatus:
     """A mechanism at work is cleared of harm only where the whole interval of the speed excludes a slowdown."""
-    speed = symptom.per_update
-    excluded = symptom.state == "not_shown" and speed is not None and speed.low >= SLOWER
-    return "cleared" if excluded else "cannot_tell"
+    return "cleared" if symptom.excluded else "cannot_tell"
 
 
 def _work(fired: Sequence[Finding], damage: tuple[float, float, float] | None) -> str:

@@ -11,7 +11,6 @@ from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, Cause, Confidence
 from verl_audit.measure.model import Measure
 from verl_audit.measure.speed import MIN_VALIDATION, Symptom
-from verl_audit.measure.symptom import MARGIN as SLOWER
 
 Outcome = Literal["cause", "other", "none", "undetermined"]
 NAMES: Mapping[Cause, str] = {
@@ -97,8 +96,8 @@ def _cause(
     # both the estimate and the low end of its bracket must be evidence
     shown = symptom.evidence == "validation" and evidence(damage, named[0]) >= 0.8 and evidence(least, named[0]) >= 0.5
     confidence: Confidence = "low" if symptom.evidence == "single_run" else "medium" if shown else "low"
-    level = "from metrics only" if first.evidence_level == "metrics" else "from per-trajectory traces"
-    because = f"{level}; {'validation' if symptom.evidence == 'validation' else 'trained reward'} shows the slowdown"
+    shower = "validation" if symptom.evidence == "validation" else "trained reward"
+    because = f"from {first.evidence_level} only; {shower} shows the slowdown"
     also = f", with {' and '.join(NAMES[c] for c in named[1:])} contributing" if len(named) > 1 else ""
     told = "of the training signal" in first.because
     cost = first.because if told else f"{first.because}; {damage:.1%} of the training signal is lost to it"
@@ -125,7 +124,7 @@ def _without_cause(
         return Verdict("undetermined", (), risks, None, "low", because, sentence, missing)
     if risks:
         return _at_risk(judged, symptom, risks, unjudged, missing)
-    if unjudged and not _excluded(symptom):
+    if unjudged and not symptom.excluded:
         names = _names(unjudged)
         sentence = f"Undetermined: {names} could not be judged. {_absent(missing)}{_doubts(findings)}".strip()
         return Verdict("undetermined", (), (), None, "low", f"signals missing for {names}", sentence, missing)
@@ -158,9 +157,9 @@ def _at_risk(
     missing: tuple[str, ...],
 ) -> Verdict:
     working = _working(judged, risks)
-    if symptom.state == "not_shown" and (not unjudged or _excluded(symptom)):
+    if symptom.state == "not_shown" and (not unjudged or symptom.excluded):
         sentence = f"{_upper(_harm(symptom))}. As a risk, {working}."
-        confidence: Confidence = "medium" if _excluded(symptom) and not unjudged else "low"
+        confidence: Confidence = "medium" if symptom.excluded and not unjudged else "low"
         return Verdict("none", (), risks, None, confidence, _tested(symptom), sentence, missing)
     left = f" {_upper(_names(unjudged))} could not be judged." if unjudged else ""
     sentence = f"Undetermined: {working}, but {_harm(symptom)}.{left} {_absent(missing)}".rstrip()
@@ -211,11 +210,6 @@ def _harm(symptom: Symptom) -> str:
         "untested": f"whether reward slowed was not testable: {symptom.because}",
         "slower": f"reward is slower ({symptom.because})",
     }[symptom.state]
-
-
-def _excluded(symptom: Symptom) -> bool:
-    """Whether a slowdown is ruled out, not merely unseen: the interval of the speed lies above the margin."""
-    return symptom.per_update is not None and symptom.per_update.low >= SLOWER
 
 
 def _tested(symptom: Symptom) -> str:

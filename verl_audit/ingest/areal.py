@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from verl_audit.ingest import console, unpack
+from verl_audit.ingest import console
 from verl_audit.ingest.model import Parsed
 
-_ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _DONE = re.compile(rb"Train step (\d{1,12})/(\d{1,12}) done\.")
 _TABLE = re.compile(rb"Stats \((\d{1,6})/(\d{1,6})\):")
 _BAR, _END = "│".encode(), "╘".encode()
@@ -30,14 +29,7 @@ def has_mark(text: bytes) -> bool:
 
 def read(path: Path) -> list[Parsed]:
     """Read such a console: metrics from its tables, tracebacks and the like as in any console; never raises."""
-    parsed = console.read(path)[0]
-    parsed.format = "areal_console"
-    try:
-        with unpack.opened(path) as stream:
-            add_tables(stream, parsed)
-    except OSError as error:
-        parsed.note("unreadable", str(error))
-    return [parsed]
+    return console.read_as(path, "areal_console", add_tables)
 
 
 def add_tables(stream: BinaryIO, parsed: Parsed) -> None:
@@ -45,7 +37,7 @@ def add_tables(stream: BinaryIO, parsed: Parsed) -> None:
     reader = _Reader(parsed)
     offset = 0
     while line := stream.readline(_LONGEST_LINE):
-        reader.line(_ANSI.sub(b"", line), offset)
+        reader.line(console.ANSI.sub(b"", line), offset)
         offset += len(line)
     if len(parsed.metrics):
         parsed.metrics.mark_rounded()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from verl_audit.ingest import unpack
 from verl_audit.ingest.console_blocks import Block, ConfigEcho, Traceback, Validation, identity
-from verl_audit.ingest.model import Event, Parsed
+from verl_audit.ingest.model import Event, Format, Parsed
 
 _CHUNK = 4 << 20
 _LONGEST_LINE = 64 << 20
@@ -36,7 +36,7 @@ MARKS = (
 )
 """Lines without one of these are looked at only inside a block (config echo, traceback, validation dict)."""
 
-_ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _RAY = rb"\(\w[\w:.-]{0,120}(?: \w+)? pid=\d+(?:, ip=[^)\s]+)?\)"  # the actor's name may precede its class
 _PID = rb"\(pid=\d+(?:, ip=[^)\s]+)?\)"  # before the actor has a name
 _TIME = rb"\[?\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?(?: std(?:out|err) [FP] )?"  # kubectl, ts
@@ -72,6 +72,18 @@ def read(path: Path) -> list[Parsed]:
     except OSError as error:
         scanner.parsed.note("unreadable", str(error))
     return [*scanner.done, scanner.parsed]
+
+
+def read_as(path: Path, form: Format, add: Callable[[BinaryIO, Parsed], None]) -> list[Parsed]:
+    """Read a console whose metrics are no step lines: `add` takes them from it, the rest is as in any console."""
+    parsed = read(path)[0]
+    parsed.format = form
+    try:
+        with unpack.opened(path) as stream:
+            add(stream, parsed)
+    except OSError as error:
+        parsed.note("unreadable", str(error))
+    return [parsed]
 
 
 def read_bytes(text: bytes, path: Path) -> Parsed:
@@ -156,7 +168,7 @@ class _Scanner:
 
     def line(self, raw: bytes, offset: int) -> None:
         """Take one line with its terminator, if it has one."""
-        clean = _ANSI.sub(b"", raw) if b"\x1b" in raw else raw
+        clean = ANSI.sub(b"", raw) if b"\x1b" in raw else raw
         if b" pid=" in clean:
             self._roles(clean, offset)
         body = clean.rstrip(b"\r\n")

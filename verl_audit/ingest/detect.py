@@ -467,11 +467,8 @@ def _on_policy_updates(run: _Run) -> Fact:
 def _correction(run: _Run) -> Fact:
     """The importance correction that acts, not the one configured."""
     clues, path = run.clues, f"{CORRECTION}.rollout_is"
-    configured = clues.get(path)
-    if configured is not None and _correction_is_off(run):
-        return Fact("none", f"{path}={configured} is set, but {_correction_is_off(run)}")
-    if configured is not None:
-        return Fact(str(configured), f"{path}={configured}")
+    if clues.get(path) is not None:
+        return _configured_correction(run, path)
     if clues.prefixed("rollout_corr/rollout_is_", "actor/rollout_corr/rollout_is_"):
         return Fact(None, f"correction weights are logged, but not whether per token or sequence ({path})")
     if clues.has(path) and _walk(clues.config, path)[1] is None:
@@ -479,6 +476,13 @@ def _correction(run: _Run) -> Fact:
     if "rollout_corr/kl" in clues.keys and clues.full_rows:
         return Fact("none", "rollout_corr/* is logged without correction weights")
     return _missing(run, path)
+
+
+def _configured_correction(run: _Run, path: str) -> Fact:
+    configured, off = run.clues.get(path), _correction_is_off(run)
+    if off:
+        return Fact("none", f"{path}={configured} is set, but {off}")
+    return Fact(str(configured), f"{path}={configured}")
 
 
 def _correction_is_off(run: _Run) -> str | None:
@@ -492,11 +496,8 @@ def _correction_is_off(run: _Run) -> str | None:
 
 def _rejection(run: _Run) -> Fact:
     clues, path = run.clues, f"{CORRECTION}.rollout_rs"
-    configured = clues.get(path)
-    if configured is not None and _correction_is_off(run):
-        return Fact("none", f"{path}={configured} is set, but {_correction_is_off(run)}")
-    if configured is not None:
-        return Fact(str(configured), f"{path}={configured}")
+    if clues.get(path) is not None:
+        return _configured_correction(run, path)
     names = sorted({m[1] for key in clues.keys if (m := REJECTION.fullmatch(key))})
     if names:
         return Fact(",".join(names), "statistics of this option are logged")

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from verl_audit.ingest import console, unpack
+from verl_audit.ingest import console
 from verl_audit.ingest.model import Parsed, ValueKind
 from verl_audit.ingest.rows import INT64, Row, emit, number
 
-_ANSI = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _LOGGER = re.compile(rb"(?:\[[^\]\n]{0,60}\]|[\w./-]{1,80}:\d+(?: -)?|(?:INFO|DEBUG|WARNING)[ :-]*|[\s-])*")
 _HEAD = re.compile(rb"([A-Za-z_][\w/-]{0,40}|Global step) (\d{1,18}): (?=\{['\"])")
 _KEY = re.compile(rb"\s*(['\"])((?:(?!\1)[^\\\n]){1,300})\1: ")
@@ -45,7 +44,7 @@ def _segments_with(mark: bytes, text: bytes) -> Iterator[bytes]:
             return
         stop = text.find(b"\n", at) + 1 or len(text)
         line = text[text.rfind(b"\n", 0, at) + 1 : stop]
-        yield from (segment for segment in _ANSI.sub(b"", line).rstrip(b"\r\n").split(b"\r") if mark in segment)
+        yield from (segment for segment in console.ANSI.sub(b"", line).rstrip(b"\r\n").split(b"\r") if mark in segment)
         at = stop - 1
 
 
@@ -66,14 +65,7 @@ class _Dict:
 
 def read(path: Path) -> list[Parsed]:
     """Read such a console: metrics from its dicts, tracebacks and the like as in any console; never raises."""
-    parsed = console.read(path)[0]
-    parsed.format = "dict_console"
-    try:
-        with unpack.opened(path) as stream:
-            add_lines(stream, parsed)
-    except OSError as error:
-        parsed.note("unreadable", str(error))
-    return [parsed]
+    return console.read_as(path, "dict_console", add_lines)
 
 
 def add_lines(stream: BinaryIO, parsed: Parsed) -> None:
@@ -130,7 +122,7 @@ class _Reader:
     counted: int = 0
 
     def line(self, raw: bytes, offset: int) -> Iterator[Row]:
-        clean = _ANSI.sub(b"", raw)
+        clean = console.ANSI.sub(b"", raw)
         for segment in clean.rstrip(b"\r\n").split(b"\r"):
             found = _segment(segment)
             if found is None:

@@ -186,11 +186,8 @@ def _leaves(item: Mapping[str, Any], step_key: str) -> Iterable[tuple[str, objec
 
 
 def _take(row: Row, key: str, value: object, parsed: Parsed, offset: int) -> None:
-    found = number(value)
-    if found is None:
+    if not row.take(key, value):
         parsed.note("not_a_number", f"{key} holds text, a list or a table, which is no metric", offset)
-    else:
-        row.values.append((key, *found))
 
 
 def _wall_time(item: Mapping[str, Any]) -> float | None:

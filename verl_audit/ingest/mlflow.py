@@ -57,20 +57,7 @@ def _rows(points: Iterable[Point], parsed: Parsed, renamed: set[str]) -> Iterato
 
 def read(path: Path) -> list[Parsed]:
     """Read a database: one `Parsed` for each run that was not deleted; never raises."""
-    whole = Parsed(path, "mlflow")
-    try:
-        whole.bytes_read = path.stat().st_size
-        with sqlite_copy.copied(path) as connection:
-            found = _database(connection, whole)
-        sqlite_copy.warn_if_wal_is_missing(path, found[0] if found else whole)
-    except (OSError, sqlite3.Error) as error:
-        whole.note("unreadable", str(error))
-        found = []
-    if not found:
-        return [whole]
-    found[0].problems.extend(whole.problems)
-    found[0].bytes_read = whole.bytes_read
-    return found
+    return sqlite_copy.read_runs(path, Parsed(path, "mlflow"), _database)
 
 
 def _database(connection: sqlite3.Connection, whole: Parsed) -> list[Parsed]:

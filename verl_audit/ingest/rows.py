@@ -47,6 +47,13 @@ class Row:
     place: tuple[int, int] = (0, 0)
     """Record and segment in the buffer, once it was added."""
 
+    def take(self, key: str, value: object) -> bool:
+        """Append a logged value if it is a number, and say whether it is."""
+        taken = number(value)
+        if taken is not None:
+            self.values.append((key, *taken))
+        return taken is not None
+
 
 def emit(rows: Iterable[Row], metrics: MetricBuffer) -> None:
     """Add rows to the buffer as they come."""

@@ -7,8 +7,9 @@ when their values agree, when they name the same run, or, failing both, when a d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from verl_audit.ingest.model import KINDS, Identity, Parsed
@@ -32,6 +33,17 @@ class Run:
     name: str
     units: tuple[Unit, ...]
     because: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> list[int]:
+        """Indices of the sources it has units in, in order."""
+        return sorted({index for index, _ in self.units})
+
+
+Points = Mapping[int, Mapping[tuple[str, int], float]]
+"""Per segment of a source the values that can tell runs apart, by key and step."""
+Prints = Callable[[int], Points]
+"""The points of a source, given by its index; each source is gone through once, and only when asked for."""
 
 
 class _Groups:
@@ -63,12 +75,12 @@ class _Groups:
 def group_runs(parsed: Sequence[Parsed], root: Path) -> tuple[Run, ...]:
     """Put sources together into runs, in order of first appearance; names are unique."""
     units = [(i, s) for i, p in enumerate(parsed) for s in range(_segments(p))]
-    groups = _Groups(units)
+    groups, prints = _Groups(units), cache(lambda index: fingerprints(parsed[index]))
     _join_by_file(groups, parsed, units)
-    _join_by_content(groups, parsed, units)
-    _join_by_identity(groups, parsed, units)
+    _join_by_content(groups, parsed, units, prints)
+    _join_by_identity(groups, parsed, units, prints)
     _join_lone_segments(groups, parsed, units)
-    _join_by_directory(groups, parsed, root)
+    _join_by_directory(groups, parsed, root, prints)
     named = [
         (_name(members, parsed, root), tuple(members), groups.why.get(key, []))
         for key, members in groups.members().items()
@@ -80,7 +92,7 @@ def _segments(parsed: Parsed) -> int:
     return max(parsed.metrics.segment, default=0) + 1
 
 
-def fingerprints(parsed: Parsed) -> dict[int, dict[tuple[str, int], float]]:
+def fingerprints(parsed: Parsed) -> Points:
     """Per segment the values that can tell runs apart: finite, not whole numbers, last one per (key, step)."""
     buffer = parsed.metrics
     points: dict[int, dict[tuple[str, int], float]] = {}
@@ -90,16 +102,19 @@ def fingerprints(parsed: Parsed) -> dict[int, dict[tuple[str, int], float]]:
     return points
 
 
-def _join_by_content(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
+def _join_by_content(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit], prints: Prints) -> None:
     if sum(len(p.metrics) > 0 for p in parsed) < 2:
         return  # nothing to compare with, and the values of a long run are many
-    prints = {(i, s): points for i, p in enumerate(parsed) for s, points in fingerprints(p).items()}
-    rounded = {i: bool(len(p.metrics)) and "rounded" in _kinds(p) for i, p in enumerate(parsed)}
-    bearing = [unit for unit in units if unit in prints]
+    rounded = {i: "rounded" in _kinds(p) for i, p in enumerate(parsed)}
+    bearing = [unit for unit in units if unit[1] in prints(unit[0])]
     for position, a in enumerate(bearing):
         for b in bearing[position + 1 :]:
-            if a[0] != b[0] and _agree(prints[a], prints[b], rounded[a[0]] or rounded[b[0]]):
+            if a[0] != b[0] and _agree(_points(prints, a), _points(prints, b), rounded[a[0]] or rounded[b[0]]):
                 groups.join(a, b, f"{parsed[a[0]].path.name} and {parsed[b[0]].path.name} hold the same values")
+
+
+def _points(prints: Prints, unit: Unit) -> Mapping[tuple[str, int], float]:
+    return prints(unit[0]).get(unit[1], {})
 
 
 def _kinds(parsed: Parsed) -> set[str]:
@@ -121,7 +136,7 @@ def _strong(identity: Identity) -> tuple[str, ...] | None:
     return ("id", identity.run_id) if identity.run_id else None
 
 
-def _join_by_identity(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
+def _join_by_identity(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit], prints: Prints) -> None:
     seen: dict[tuple[str, ...], Unit] = {}
     for unit in units:
         source = parsed[unit[0]]
@@ -132,16 +147,19 @@ def _join_by_identity(groups: _Groups, parsed: Sequence[Parsed], units: Sequence
             if name is None:
                 continue
             if name in seen:
-                groups.join(seen[name], unit, f"both are named {'/'.join(name)}{_doubt(parsed, seen[name], unit)}")
+                doubt = _doubt(parsed, seen[name], unit, prints)
+                groups.join(seen[name], unit, f"both are named {'/'.join(name)}{doubt}")
             else:
                 seen[name] = unit
 
 
-def _doubt(parsed: Sequence[Parsed], a: Unit, b: Unit) -> str:
+def _doubt(parsed: Sequence[Parsed], a: Unit, b: Unit, prints: Prints) -> str:
     """What to add when two trackers of one name hold other values: one of them may have kept another execution."""
-    ours, theirs = (fingerprints(parsed[i]).get(segment, {}) for i, segment in (a, b))
-    shared = len(ours.keys() & theirs.keys())
-    if parsed[a[0]].format == parsed[b[0]].format or shared < MIN_SHARED or _agree(ours, theirs, rounded=True):
+    trackers = [parsed[index] for index, _ in (a, b)]
+    if trackers[0].format == trackers[1].format or not all(len(p.metrics) for p in trackers):
+        return ""
+    ours, theirs = (_points(prints, unit) for unit in (a, b))
+    if len(ours.keys() & theirs.keys()) < MIN_SHARED or _agree(ours, theirs, rounded=True):
         return ""
     return ", though their values differ (a second execution under one name?)"
 
@@ -193,7 +211,7 @@ def _join_same_path(groups: _Groups, parsed: Sequence[Parsed], unit: Unit) -> No
             groups.join(other, unit, f"{parsed[unit[0]].path.name} holds both")
 
 
-def _join_by_directory(groups: _Groups, parsed: Sequence[Parsed], root: Path) -> None:
+def _join_by_directory(groups: _Groups, parsed: Sequence[Parsed], root: Path, prints: Prints) -> None:
     """Attach what carries no metrics to the one run near it, unless it names another run."""
     for key, members in groups.members().items():
         if any(len(parsed[i].metrics) for i, _ in members):
@@ -204,18 +222,19 @@ def _join_by_directory(groups: _Groups, parsed: Sequence[Parsed], root: Path) ->
     for key, members in groups.members().items():
         sources = [parsed[i] for i, _ in members]
         if all(p.format in _NAMELESS and _strong(p.identity) is None for p in sources):
-            _join_side_file(groups, parsed, key, root)
+            _join_side_file(groups, parsed, key, root, prints)
 
 
-def _join_side_file(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path) -> None:
+def _join_side_file(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path, prints: Prints) -> None:
     """Rows in a format that names no run belong to the only run they lie with, if nothing contradicts."""
     target = _nearest(groups, parsed, unit, root)
     if target is None:
         return
     members = groups.members()
-    ours, theirs = ([parsed[i] for i, _ in members[groups.find(u)]] for u in (unit, target))
-    same = {p.format for p in ours} & {p.format for p in theirs}
-    if any(len(p.metrics) for p in theirs) and not (same or _contradict(ours, theirs) or _counted(theirs)):
+    sides = [sorted({i for i, _ in members[groups.find(u)]}) for u in (unit, target)]
+    ours, theirs = ([parsed[i] for i in side] for side in sides)
+    apart = {p.format for p in ours} & {p.format for p in theirs} or _counted(theirs)
+    if any(len(p.metrics) for p in theirs) and not apart and not _share_points(sides, prints):
         groups.join(unit, target, f"{parsed[unit[0]].path.name} lies with no other run")
 
 
@@ -250,9 +269,10 @@ def _counted(sources: Sequence[Parsed]) -> bool:
     return any(p.format == "dict_console" and p.step_kind == "counter" and len(p.metrics) for p in sources)
 
 
-def _contradict(ours: Sequence[Parsed], theirs: Sequence[Parsed]) -> bool:
-    points = [{p for source in side for seg in fingerprints(source).values() for p in seg} for side in (ours, theirs)]
-    return len(points[0] & points[1]) >= MIN_SHARED
+def _share_points(sides: Sequence[Sequence[int]], prints: Prints) -> bool:
+    """Whether two sides hold points in common; had they agreed, they would be one run already."""
+    ours, theirs = ({p for i in side for segment in prints(i).values() for p in segment} for side in sides)
+    return len(ours & theirs) >= MIN_SHARED
 
 
 def _name(members: Sequence[Unit], parsed: Sequence[Parsed], root: Path) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,23 @@ def copied(path: Path) -> Iterator[sqlite3.Connection]:
             yield connection
         finally:
             connection.close()
+
+
+def read_runs(path: Path, whole: Parsed, runs: Callable[[sqlite3.Connection, Parsed], list[Parsed]]) -> list[Parsed]:
+    """What `runs` finds in a copy of the database; `whole` holds what was met on the way, and stands for no run."""
+    found: list[Parsed] = []
+    try:
+        whole.bytes_read = path.stat().st_size
+        with copied(path) as connection:
+            found = runs(connection, whole)
+        warn_if_wal_is_missing(path, found[0] if found else whole)
+    except (OSError, sqlite3.Error) as error:
+        whole.note("unreadable", str(error))
+    if not found:
+        return [whole]
+    found[0].problems.extend(whole.problems)
+    found[0].bytes_read = whole.bytes_read
+    return found
 
 
 def _copy(path: Path, copy: Path) -> None:

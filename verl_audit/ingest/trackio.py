@@ -13,25 +13,13 @@ from typing import Any
 
 from verl_audit.ingest import jsonl, sqlite_copy
 from verl_audit.ingest.model import ConfigFound, Identity, Parsed
-from verl_audit.ingest.rows import INT64, Row, emit, flatten, number
+from verl_audit.ingest.rows import INT64, Row, emit, flatten
 
 
 def read(path: Path) -> list[Parsed]:
     """Read a database: one `Parsed` for each run; never raises."""
     whole = Parsed(path, "trackio", identity=Identity(project=path.stem))
-    found: list[Parsed] = []
-    try:
-        whole.bytes_read = path.stat().st_size
-        with sqlite_copy.copied(path) as connection:
-            found = _database(connection, whole)
-        sqlite_copy.warn_if_wal_is_missing(path, found[0] if found else whole)
-    except (OSError, sqlite3.Error) as error:
-        whole.note("unreadable", str(error))
-    if not found:
-        return [whole]
-    found[0].problems.extend(whole.problems)
-    found[0].bytes_read = whole.bytes_read
-    return found
+    return sqlite_copy.read_runs(path, whole, _database)
 
 
 def _database(connection: sqlite3.Connection, whole: Parsed) -> list[Parsed]:
@@ -69,11 +57,8 @@ def _rows(stored: Sequence[tuple[Any, ...]], parsed: Parsed) -> Iterator[Row]:
             continue
         row = Row(step, wall_time=_time(timestamp))
         for key, value in flatten(item):
-            taken = number(value)
-            if taken is None:
+            if not row.take(key, value):
                 parsed.note("not_a_number", f"{key} holds text, a list or a table, which is no metric", index)
-            else:
-                row.values.append((key, *taken))
         yield row
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_audit.ingest import unpack
 from verl_audit.ingest.model import Identity, Parsed
-from verl_audit.ingest.rows import INT64, Row, emit, flatten, number
+from verl_audit.ingest.rows import INT64, Row, emit, flatten
 
 NAME = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
@@ -104,9 +104,6 @@ def _rows(entries: Iterable[Any], parsed: Parsed) -> Iterable[Row]:
         for key, value in flatten(entry):
             if key == "step":
                 continue
-            taken = number(value)
-            if taken is None:
+            if not row.take(key, value):
                 parsed.note("not_a_number", f"{key} holds text, a list or null, which is no metric", index)
-            else:
-                row.values.append((key, *taken))
         yield row

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from verl_audit.ingest import jsonl, unpack
 from verl_audit.ingest.model import Identity, Parsed
-from verl_audit.ingest.rows import INT64, STEP_KEYS, Row, emit, number
+from verl_audit.ingest.rows import INT64, STEP_KEYS, Row, emit
 
 RUNS_TABLE = "W&B runs table: one row a run, no history; export the run's history or give the .wandb file"
 _CELL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE)
@@ -377,6 +377,6 @@ def _add_rows(table: pa.Table, shard: _Shard) -> None:
             continue
         shard.logged.add(key)
         for row, value in zip(rows, table.column(key).to_pylist(), strict=True):
-            if row is not None and (found := number(value)) is not None:
-                row.values.append((key, *found))
+            if row is not None:
+                row.take(key, value)
     shard.rows.extend(row for row in rows if row is not None)

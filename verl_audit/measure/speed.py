@@ -58,6 +58,11 @@ class Symptom:
     wants: str = ""
     """What would make an untested run testable: `baseline` or `validation`."""
 
+    @property
+    def excluded(self) -> bool:
+        """Whether a slowdown is ruled out, not merely unseen: the whole interval of the speed is above the margin."""
+        return self.state == "not_shown" and self.per_update is not None and self.per_update.low >= MARGIN
+
 
 def symptom(
     run: RunData,

@@ -25,6 +25,7 @@ from verl_audit.measure.model import Measure, Scalar
 from verl_audit.measure.run import RunData
 from verl_audit.measure.speed import Symptom
 from verl_audit.measure.symptom import Speed
+from verl_audit.store.database import count
 from verl_audit.store.load import RunInput
 
 SCHEMA_VERSION = "1.0"
@@ -126,7 +127,7 @@ def _plain(value: Any) -> Any:
 
 def _run(outcome: Outcome, store: duckdb.DuckDBPyConnection) -> dict[str, Any]:
     data, steps = outcome.data, outcome.data.train_steps
-    reconciled = {name: _count(store, name, outcome.run.run) for name in ("differences", "rewritten")}
+    reconciled = {name: count(store, name, outcome.run.run) for name in ("differences", "rewritten")}
     return {
         "name": outcome.run.name,
         "put_together_because": list(dict.fromkeys(outcome.run.because)),
@@ -140,11 +141,6 @@ def _run(outcome: Outcome, store: duckdb.DuckDBPyConnection) -> dict[str, Any]:
         "inert": dict(data.inert),
         "corrupt": dict(data.corrupt),
     }
-
-
-def _count(store: duckdb.DuckDBPyConnection, table: str, run: str) -> int:
-    row = store.execute(f"SELECT count(*) FROM {table} WHERE run = ?", [run]).fetchone()
-    return int(row[0]) if row else 0
 
 
 def _facts(facts: Mapping[str, Fact]) -> dict[str, Any]:

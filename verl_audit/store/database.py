@@ -20,6 +20,12 @@ def open_store() -> duckdb.DuckDBPyConnection:
     return con
 
 
+def count(con: duckdb.DuckDBPyConnection, table: str, run: str) -> int:
+    """Rows that a table of the store holds for a run."""
+    row = con.execute(f"SELECT count(*) FROM {table} WHERE run = ?", [run]).fetchone()
+    return int(row[0]) if row else 0
+
+
 def publish(con: duckdb.DuckDBPyConnection, target: Path) -> None:
     """Write the store to `target`: beside it first, then renamed, so that a reader never meets a half-written file."""
     aside = target.with_name(f".{target.name}.writing")

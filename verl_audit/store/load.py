@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -35,10 +35,21 @@ class RunInput:
     """Flattened configuration: key to (value as text, origin)."""
 
 
-def load_sources(con: duckdb.DuckDBPyConnection, parsed: Sequence[Parsed], names: Sequence[str], base: int = 0) -> None:
-    """Insert sources and their raw rows; `names` are the paths to show, `base` is the first source id."""
-    for source_id, (source, name) in enumerate(zip(parsed, names, strict=True), start=base):
-        buffer = source.metrics
+def load_sources(
+    con: duckdb.DuckDBPyConnection,
+    parsed: Sequence[Parsed],
+    names: Sequence[str],
+    base: int = 0,
+    only: Collection[int] | None = None,
+) -> None:
+    """Insert sources and their raw rows.
+
+    `names` are the paths to show; a source's id is `base` plus its index. `only` are the indices to insert, else all.
+    """
+    for index, (source, name) in enumerate(zip(parsed, names, strict=True)):
+        if only is not None and index not in only:
+            continue
+        source_id, buffer = base + index, source.metrics
         rounded = "rounded" in {KINDS[k] for k in set(buffer.kind_id)}
         exactness = "rounded" if rounded else "float32" if source.float32 else "float64"
         precision = "sampled" if source.sampled else exactness
@@ -182,13 +193,18 @@ def shift_axis(con: duckdb.DuckDBPyConnection, run: str, adapter: Adapter) -> No
     whose step is the tracker's own counter take the logged `training/global_step`, `train/global_step` or
     `global_step`.
     """
+    keys = [
+        key
+        for (key,) in con.execute(
+            "SELECT DISTINCT key FROM raw_metrics JOIN segments USING (source_id, segment) WHERE run = ?", [run]
+        ).fetchall()
+    ]
     if adapter.axis_key:
-        patterns = "|".join(p.pattern for p in adapter.axis_unshifted) or "$^"
-        _shift(con, run, [adapter.axis_key], "logged", patterns)
-    _shift(con, run, ["training/global_step", "train/global_step", "global_step"], "counter", "$^")
+        _shift(con, run, [adapter.axis_key], "logged", [key for key in keys if adapter.is_shifted(key)])
+    _shift(con, run, ["training/global_step", "train/global_step", "global_step"], "counter", keys)
 
 
-def _shift(con: duckdb.DuckDBPyConnection, run: str, axis_keys: list[str], step_kind: str, unshifted: str) -> None:
+def _shift(con: duckdb.DuckDBPyConnection, run: str, axis_keys: list[str], step_kind: str, shifted: list[str]) -> None:
     con.execute(
         """
         UPDATE raw_metrics r SET axis_step = axis.value::BIGINT
@@ -196,9 +212,9 @@ def _shift(con: duckdb.DuckDBPyConnection, run: str, axis_keys: list[str], step_
               WHERE key IN (SELECT unnest(?)) AND isfinite(value) GROUP BY ALL) axis
         JOIN segments s USING (source_id, segment) JOIN sources o USING (source_id)
         WHERE r.source_id = axis.source_id AND r.segment = axis.segment AND r.record = axis.record
-          AND s.run = ? AND o.step_kind = ? AND NOT regexp_full_match(r.key, ?)
+          AND s.run = ? AND o.step_kind = ? AND r.key IN (SELECT unnest(?))
         """,
-        [axis_keys, run, step_kind, unshifted],
+        [axis_keys, run, step_kind, shifted],
     )
 
 
