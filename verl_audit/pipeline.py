@@ -20,7 +20,7 @@ from verl_audit.ingest.adapters import Adapter, KeyMapping, choose_adapter, map_
 from verl_audit.ingest.detect import detect, plain
 from verl_audit.ingest.discover import Discovery, Skipped, discover
 from verl_audit.ingest.events import errors
-from verl_audit.ingest.model import ConfigFound, Event, Parsed
+from verl_audit.ingest.model import ConfigFound, Event, MetricBuffer, Parsed
 from verl_audit.ingest.read import read_all
 from verl_audit.ingest.runs import Run, group_runs
 from verl_audit.measure.compute import Context, compute
@@ -33,6 +33,7 @@ from verl_audit.store.database import count, lock_down, open_store, publish
 from verl_audit.store.load import (
     RunInput,
     finish,
+    key_ranges,
     load_facts,
     load_key_map,
     load_problems,
@@ -69,6 +70,11 @@ class Source:
     def skipped(self) -> tuple[Skipped, ...]:
         """What was not read, with paths as shown."""
         return tuple(replace(s, path=Path(self.shown(s.path))) for s in self.discovery.skipped)
+
+    def forget(self) -> None:
+        """Let go of the metric rows, once a store holds them."""
+        for parsed in self.parsed:
+            parsed.metrics = MetricBuffer()
 
     def names(self) -> list[str]:
         """Shown paths of the parsed files."""
@@ -182,14 +188,15 @@ def load_all(
     if db is not None:
         check_db(db)
     store = open_store()
-    sources = [(read_source(path, progress), run, "run")]
-    sources += [(read_source(root, progress), name, "baseline") for root, name in map(_baseline, baselines)]
+    wanted = [(path, run, "run"), *((root, name, "baseline") for root, name in map(_baseline, baselines))]
     inputs: list[RunInput] = []
     mappings: dict[str, KeyMapping] = {}
     adapters: dict[str, Adapter] = {}
     events: dict[str, tuple[tuple[str, Event], ...]] = {}
     base, seen = 0, set[tuple[Path, int]]()
-    for source, name, role in sources:
+    skipped: tuple[Skipped, ...] = ()
+    for root, name, role in wanted:
+        source = read_source(root, progress)
         chosen = choose_run(source, name, option="--run NAME" if role == "run" else f"--baseline '{source.root}#NAME'")
         seen |= _lives(source, chosen, seen)
         given = _run_input(source, chosen, role, {i.run for i in inputs})
@@ -197,6 +204,7 @@ def load_all(
         load_sources(store, source.parsed, names, base, only=chosen.sources)
         load_problems(store, [replace(p, file=source.shown(Path(p.file))) for p in source.discovery.problems])
         load_run(store, given, source.parsed, names, base)
+        source.forget()
         base += len(source.parsed)
         events[given.run] = tuple((names[i], e) for i in chosen.sources for e in source.parsed[i].events)
         given, adapter, mapping = _understand(
@@ -205,11 +213,12 @@ def load_all(
         if adapter is not None:
             adapters[given.run], mappings[given.run] = adapter, mapping
         inputs.append(given)
+        skipped = skipped if role == "baseline" else source.skipped()
     finish(store, mappings)
     if db is not None:
         publish(store, db)
     lock_down(store)
-    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events, sources[0][0].skipped())
+    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events, skipped)
 
 
 def _lives(source: Source, run: Run, seen: set[tuple[Path, int]]) -> set[tuple[Path, int]]:
@@ -259,11 +268,7 @@ def _understand(
     facts: Mapping[str, Scalar] | None,
 ) -> tuple[RunInput, Adapter | None, KeyMapping]:
     """Detect the facts of a run, map its keys, and put its rows on one axis."""
-    rows = store.execute(
-        "SELECT key, min(value) FILTER (isfinite(value)), max(value) FILTER (isfinite(value)) FROM raw_metrics "
-        "JOIN segments USING (source_id, segment) WHERE run = ? GROUP BY key ORDER BY key",
-        [given.run],
-    ).fetchall()
+    rows = key_ranges(store, given.run)
     config, keys = _config(source, run), [key for key, _, _ in rows]
     values = {key: (low, high) for key, low, high in rows if low is not None}
     found = detect(
