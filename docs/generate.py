@@ -284,6 +284,19 @@ Everything read from a run stands in one DuckDB database: in memory, or kept wit
 from Python with `audit(...).sql(query)`, or with any DuckDB client on the file. DuckDB locks a database while a process
 writes it; `--db` writes the file aside and renames it, so it is whole whenever it is there. A query can neither open
 files nor load extensions.
+
+## Again with the same file
+
+`diagnose --db FILE` on a run that has gone on parses only files that are new or changed; the rows of the others come
+from FILE, and the outcome is that of reading everything. What was parsed is told on stderr and by `audit(...).reading`.
+
+- A file is unchanged if its absolute path, size, modification time and first 4 KiB are the same. An edit that keeps
+  the size is told by its time alone; if something sets times back, remove FILE.
+- A file that has grown is read again from its start: what a line means may depend on those before it. A folder of
+  dumps, of parquet parts or of one MLflow run is one source, and so is a database with its journal.
+- Every file is still opened to tell its format; a console is searched up to its first step line.
+- A store that another version wrote, or that is damaged, is built anew. FILE grows by the rows of other runs found
+  beside the one judged. It holds no path of the machine but those the views show.
 """
 
 QUERIES = {

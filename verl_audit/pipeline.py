@@ -27,9 +27,10 @@ from verl_audit.measure.compute import Context, compute
 from verl_audit.measure.model import Scalar
 from verl_audit.measure.run import load as load_run_data
 from verl_audit.report.document import Outcome, build, to_json
-from verl_audit.report.targets import check_db
+from verl_audit.report.targets import check_db, open_kept
 from verl_audit.settings import Settings
 from verl_audit.store.database import count, lock_down, open_store, publish
+from verl_audit.store.kept import Memory, Reading
 from verl_audit.store.load import (
     RunInput,
     finish,
@@ -98,6 +99,8 @@ class Audit:
 
     document: dict[str, Any]
     store: duckdb.DuckDBPyConnection
+    reading: Reading | None = None
+    """With `db`: how much was parsed, and how much was known from an earlier call."""
 
     def to_json(self) -> str:
         """`audit.json`: the same bytes for the same input."""
@@ -119,6 +122,8 @@ class Loaded:
     events: Mapping[str, tuple[tuple[str, Event], ...]]
     skipped: tuple[Skipped, ...] = ()
     """Files below the audited path that were not read."""
+    reading: Reading | None = None
+    """With `db`: how much was parsed, and how much was known from an earlier call."""
 
 
 def printable(text: str) -> str:
@@ -126,13 +131,13 @@ def printable(text: str) -> str:
     return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
-def read_source(path: Path, progress: Progress | None = None) -> Source:
-    """Find and read everything under one path."""
+def read_source(path: Path, progress: Progress | None = None, memory: Memory | None = None) -> Source:
+    """Find and read everything under one path; what `memory` has of unchanged files is not read again."""
     try:
         discovery = discover([path])
     except OSError as error:
         raise AuditError(f"{path}: {error.strerror or error}") from None
-    parsed = tuple(read_all(discovery, progress))
+    parsed = tuple(read_all(discovery, progress, memory))
     return Source(path, discovery, parsed, group_runs(parsed, path))
 
 
@@ -184,9 +189,11 @@ def load_all(
     db: Path | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
-    """Read the run and its baselines into a store, reconciled and mapped to signals; `db` also writes it to a file."""
-    if db is not None:
-        check_db(db)
+    """Read the run and its baselines into a store, reconciled and mapped to signals.
+
+    `db` also writes it to a file; where that holds an earlier store, files that have not changed are not parsed again.
+    """
+    memory = _memory(db)
     store = open_store()
     wanted = [(path, run, "run"), *((root, name, "baseline") for root, name in map(_baseline, baselines))]
     inputs: list[RunInput] = []
@@ -196,14 +203,16 @@ def load_all(
     base, seen = 0, set[tuple[Path, int]]()
     skipped: tuple[Skipped, ...] = ()
     for root, name, role in wanted:
-        source = read_source(root, progress)
+        source = read_source(root, progress, memory)
         chosen = choose_run(source, name, option="--run NAME" if role == "run" else f"--baseline '{source.root}#NAME'")
         seen |= _lives(source, chosen, seen)
         given = _run_input(source, chosen, role, {i.run for i in inputs})
         names = source.names()
-        load_sources(store, source.parsed, names, base, only=chosen.sources)
+        load_sources(store, source.parsed, names, base, only=chosen.sources, keep=memory is not None)
         load_problems(store, [replace(p, file=source.shown(Path(p.file))) for p in source.discovery.problems])
         load_run(store, given, source.parsed, names, base)
+        if memory is not None:
+            memory.save(store, base)
         source.forget()
         base += len(source.parsed)
         events[given.run] = tuple((names[i], e) for i in chosen.sources for e in source.parsed[i].events)
@@ -215,10 +224,23 @@ def load_all(
         inputs.append(given)
         skipped = skipped if role == "baseline" else source.skipped()
     finish(store, mappings)
-    if db is not None:
+    if db is not None and memory is not None:
+        memory.close()
         publish(store, db)
     lock_down(store)
-    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events, skipped)
+    reading = None if memory is None else memory.reading
+    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events, skipped, reading)
+
+
+def _memory(db: Path | None) -> Memory | None:
+    """What an earlier store at `db` remembers; nothing if it cannot be opened."""
+    if db is None:
+        return None
+    check_db(db)
+    try:
+        return Memory(open_kept(db) if db.exists() else None)
+    except duckdb.Error:
+        return Memory()
 
 
 def _lives(source: Source, run: Run, seen: set[tuple[Path, int]]) -> set[tuple[Path, int]]:
@@ -270,7 +292,7 @@ def _understand(
     """Detect the facts of a run, map its keys, and put its rows on one axis."""
     rows = key_ranges(store, given.run)
     config, keys = _config(source, run), [key for key, _, _ in rows]
-    values = {key: (low, high) for key, low, high in rows if low is not None}
+    values = {key: (low, high) for key, low, high in rows if low is not None and high is not None}
     found = detect(
         keys,
         config.tree if config else None,
@@ -332,7 +354,7 @@ def audit(
         skipped=loaded.skipped,
         settings=settings.as_given(),
     )
-    return Audit(build(outcome, loaded.store), loaded.store)
+    return Audit(build(outcome, loaded.store), loaded.store, loaded.reading)
 
 
 def _rules(settings: Settings) -> RuleSet:

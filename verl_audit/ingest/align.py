@@ -32,6 +32,7 @@ def align(parsed: Sequence[Parsed]) -> None:
 
 
 def _restep(console: Parsed, steps: Mapping[int, int], source: Parsed) -> None:
+    console.counted_steps = console.metrics.step
     console.metrics.step = array("q", (steps[step] for step in console.metrics.step))
     console.step_kind = "logged"
     console.problems = [p for p in console.problems if p.kind != "steps_counted"]

@@ -172,6 +172,13 @@ class MetricBuffer:
         self.add(key, value, kind)
         self._record, self._segment, self._last_step, self._wall = now
 
+    def resume(self, records: int) -> None:
+        """Take over columns that were filled from elsewhere: `records` log calls."""
+        self._ids = {key: index for index, key in enumerate(self.keys)}
+        self._record = records - 1
+        self._segment = self.segment[-1] if self.segment else 0
+        self._last_step = self.step[-1] if self.step else None
+
     def mark_rounded(self) -> None:
         """Turn every finite value into a rounded one (sources that print three decimals)."""
         finite, rounded = _KIND_ID["finite"], _KIND_ID["rounded"]
@@ -218,6 +225,8 @@ class Parsed:
     samples: list[Sample] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     bytes_read: int = 0
+    counted_steps: array[int] | None = None
+    """Steps as the reader counted them, where those in `metrics` were taken from another source."""
     values_lost: int = 0
     """Values known to have been written and not recovered (a torn last pair, a bad block counts as a problem)."""
 

@@ -42,15 +42,20 @@ def load_sources(
     names: Sequence[str],
     base: int = 0,
     only: Collection[int] | None = None,
+    keep: bool = False,
 ) -> None:
     """Insert sources and their raw rows.
 
-    `names` are the paths to show; a source's id is `base` plus its index. `only` are the indices to insert, else all.
+    `names` are the paths to show; a source's id is `base` plus its index. `only` are the indices to insert, else all;
+    with `keep`, the rows of the others are put away for the next reading.
     """
     for index, (source, name) in enumerate(zip(parsed, names, strict=True)):
-        if only is not None and index not in only:
-            continue
         source_id, buffer = base + index, source.metrics
+        chosen = only is None or index in only
+        if len(buffer) and (chosen or keep):
+            _insert_rows(con, source, source_id)
+        if not chosen:
+            continue
         rounded = "rounded" in {KINDS[k] for k in set(buffer.kind_id)}
         exactness = "rounded" if rounded else "float32" if source.float32 else "float64"
         precision = "sampled" if source.sampled else exactness
@@ -68,16 +73,19 @@ def load_sources(
                 source.values_lost,
             ],
         )
-        if len(buffer):
-            con.register("rows", _arrow(buffer, source_id, _key_ids(con, buffer.keys)))
-            con.execute(
-                "INSERT INTO raw_values "
-                "SELECT source_id, segment, record, step, step, key_id, value, kind, wall_time FROM rows"
-            )
-            con.unregister("rows")
-            if _repeats(buffer):
-                con.execute("INSERT INTO repeated VALUES (?)", [source_id])
         load_problems(con, source.problems, name)
+
+
+def _insert_rows(con: duckdb.DuckDBPyConnection, source: Parsed, source_id: int) -> None:
+    buffer = source.metrics
+    con.register("rows", _arrow(source, source_id, _key_ids(con, buffer.keys)))
+    con.execute(
+        "INSERT INTO raw_values "
+        "SELECT source_id, segment, record, step, axis_step, key_id, value, kind, wall_time FROM rows"
+    )
+    con.unregister("rows")
+    if _repeats(buffer):
+        con.execute("INSERT INTO repeated VALUES (?)", [source_id])
 
 
 def _repeats(buffer: MetricBuffer) -> bool:
@@ -104,7 +112,9 @@ def _key_ids(con: duckdb.DuckDBPyConnection, keys: Sequence[str]) -> NDArray[np.
     return np.fromiter((known[key] for key in keys), np.int32, len(keys))
 
 
-def _arrow(buffer: MetricBuffer, source_id: int, key_ids: NDArray[np.int32]) -> pa.Table:
+def _arrow(source: Parsed, source_id: int, key_ids: NDArray[np.int32]) -> pa.Table:
+    buffer, steps = source.metrics, source.metrics.step
+    as_read = steps if source.counted_steps is None else source.counted_steps
     wall = np.frombuffer(buffer.wall_time, dtype=np.float64)
     kinds = pa.DictionaryArray.from_arrays(pa.array(np.frombuffer(buffer.kind_id, dtype=np.int8)), pa.array(KINDS))
     return pa.table(
@@ -112,7 +122,8 @@ def _arrow(buffer: MetricBuffer, source_id: int, key_ids: NDArray[np.int32]) -> 
             "source_id": pa.array(np.full(len(buffer), source_id, dtype=np.int32)),
             "segment": pa.array(np.frombuffer(buffer.segment, dtype=np.int32)),
             "record": pa.array(np.frombuffer(buffer.record, dtype=np.int64)),
-            "step": pa.array(np.frombuffer(buffer.step, dtype=np.int64)),
+            "step": pa.array(np.frombuffer(as_read, dtype=np.int64)),
+            "axis_step": pa.array(np.frombuffer(steps, dtype=np.int64)),
             "key_id": pa.array(key_ids[np.frombuffer(buffer.key_id, dtype=np.int32)]),
             "value": pa.array(np.frombuffer(buffer.value, dtype=np.float64)),
             "kind": kinds,

@@ -11,6 +11,9 @@ CREATE TABLE raw_values (
     axis_step BIGINT NOT NULL, key_id INTEGER NOT NULL, value DOUBLE NOT NULL, kind value_kind NOT NULL, wall_time DOUBLE
 );
 CREATE TABLE repeated (source_id INTEGER NOT NULL);  -- sources with a record that holds a key twice
+CREATE TABLE kept_sources (  -- what `--db` needs to read only new files next time; raw_values holds the rows of all of them
+    place VARCHAR NOT NULL, stamp VARCHAR NOT NULL, parts INTEGER NOT NULL, source_id INTEGER NOT NULL, state BLOB NOT NULL
+);
 CREATE TABLE metric_values (
     source_id INTEGER NOT NULL, segment INTEGER NOT NULL, key_id INTEGER NOT NULL, step BIGINT NOT NULL,
     value DOUBLE NOT NULL, kind value_kind NOT NULL, wall_time DOUBLE
@@ -51,13 +54,13 @@ CREATE VIEW raw_metrics AS
 SELECT source_id,
        segment,
        record,                      -- log call within the source, from 0
-       step,                        -- as logged
+       step,                        -- as logged; counted from 1 where a console prints none
        axis_step,                   -- the version that trained on the values: differs where the framework logs late
        key,
        value,
        kind::VARCHAR AS kind,
        wall_time
-FROM raw_values JOIN keys USING (key_id);
+FROM raw_values JOIN keys USING (key_id) SEMI JOIN sources USING (source_id);
 
 -- One row per run, key and step: the last process life of each tracker, then the most exact tracker.
 CREATE VIEW metrics AS
