@@ -157,12 +157,7 @@ def choose_run(source: Source, name: str | None, *, option: str) -> Run:
 
 def _described(source: Source, run: Run) -> str:
     parsed = [source.parsed[i] for i in run.sources]
-    steps = [
-        s
-        for p in parsed
-        for s in (min(p.metrics.step, default=None), max(p.metrics.step, default=None))
-        if s is not None
-    ]
+    steps = [step for p in parsed for step in p.metrics.span or ()]
     span = f"steps {min(steps)} to {max(steps)}" if steps else "no metrics"
     formats = sorted({p.format for p in parsed})
     where = next((p.path for p in parsed if len(p.metrics)), parsed[0].path)

@@ -56,7 +56,7 @@ def load_sources(
             _insert_rows(con, source, source_id)
         if not chosen:
             continue
-        rounded = "rounded" in {KINDS[k] for k in set(buffer.kind_id)}
+        rounded = "rounded" in buffer.kinds
         exactness = "rounded" if rounded else "float32" if source.float32 else "float64"
         precision = "sampled" if source.sampled else exactness
         con.execute(
