@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -78,24 +78,24 @@ class RunData:
 
 def load(con: duckdb.DuckDBPyConnection, run: str, facts: Mapping[str, Scalar | None]) -> RunData:
     """Read one run's signals out of the store."""
+    names = con.execute(f"SELECT signal, label FROM ({_NAMES}) ORDER BY n", [run]).fetchall()
+    # numbers in place of names, since millions of rows may pass
     columns = con.execute(
-        "SELECT signal, label, step, value, isfinite(value) AS ok FROM signals WHERE run = ? "
-        "ORDER BY signal, label, step",
-        [run],
+        f"SELECT n, step::DOUBLE AS step, value FROM signals JOIN ({_NAMES}) USING (signal, label) WHERE run = ? "
+        "ORDER BY n, step",
+        [run, run],
     ).fetchnumpy()
-    signal, label = np.asarray(columns["signal"], dtype=object), np.asarray(columns["label"], dtype=object)
-    step, value = np.asarray(columns["step"], dtype=float), np.asarray(columns["value"], dtype=float)
-    ok = np.asarray(columns["ok"], dtype=bool)
-    series, labels, nonfinite = {}, {}, {}
-    for name in sorted(set(signal)):
-        mine = signal == name
-        series[name] = _mean_over_labels(step[mine & ok], value[mine & ok])
-        bad = np.unique(step[mine & ~ok])
-        nonfinite[name] = tuple(int(s) for s in bad)
-        labels[name] = {
-            lab: Series(step[mine & ok & (label == lab)], value[mine & ok & (label == lab)])
-            for lab in sorted(set(label[mine]))
-        }
+    number, step, value = (np.asarray(columns[name], dtype=float) for name in ("n", "step", "value"))
+    edges = np.searchsorted(number, np.arange(len(names) + 1))
+    labels: dict[str, dict[str, Series]] = {}
+    nonfinite: dict[str, tuple[int, ...]] = {}
+    for (name, label), start, stop in zip(names, edges[:-1], edges[1:], strict=True):
+        at, seen = step[start:stop], value[start:stop]
+        ok = np.isfinite(seen)
+        labels.setdefault(name, {})[label] = Series(at[ok], seen[ok])
+        bad = {*nonfinite.get(name, ()), *(int(s) for s in at[~ok])}
+        nonfinite[name] = tuple(sorted(bad))
+    series = {name: _mean_over_labels(list(parts.values())) for name, parts in labels.items()}
     standing = con.execute(
         "SELECT signal, min(inert_because), min(corrupt_because) FROM key_map "
         "WHERE run = ? AND signal IS NOT NULL GROUP BY signal ORDER BY signal",
@@ -106,7 +106,16 @@ def load(con: duckdb.DuckDBPyConnection, run: str, facts: Mapping[str, Scalar | 
     return RunData(run, series, labels, {k: v for k, v in nonfinite.items() if v}, inert, corrupt, dict(facts))
 
 
-def _mean_over_labels(step: Array, value: Array) -> Series:
+_NAMES = """
+SELECT signal, label, row_number() OVER (ORDER BY signal, label) - 1 AS n
+FROM (SELECT DISTINCT signal, label FROM signals WHERE run = ?)
+"""
+
+
+def _mean_over_labels(parts: Sequence[Series]) -> Series:
+    if len(parts) == 1:
+        return parts[0]
+    step, value = np.concatenate([p.step for p in parts]), np.concatenate([p.value for p in parts])
     steps, where = np.unique(step, return_inverse=True)
     return Series(
         steps, np.bincount(where, value, len(steps)) / np.maximum(np.bincount(where, minlength=len(steps)), 1)

@@ -387,17 +387,11 @@ ANTI JOIN signals s ON s.run = z.run AND s.signal = z.signal AND s.label = z.lab
 
 def finish(con: duckdb.DuckDBPyConnection, mappings: Mapping[str, KeyMapping]) -> None:
     """Reconcile trackers and process lives, derive signals, fill in zeros that were left out, make the wide views."""
-    for statement in (_PLAIN, _PLAIN_METRICS, _LIVED, _CUTS, _KEPT, _GIVEN_UP, _DOUBLED, _STREAMS):
-        con.execute(statement)
-    for statement in (_SINGLE_METRICS, _DOUBLED_METRICS):
-        con.execute(statement)
-    limits = {"same": AGREE, "rounded": AGREE_ROUNDED}
-    con.execute(_DIFFERENCES, limits)
-    con.execute(_REWRITTEN, limits)
-    for kind, name in (("VIEW", "given_up"), ("VIEW", "kept"), ("VIEW", "lived")):
-        con.execute(f"DROP {kind} {name}")
-    for name in ("plain", "cuts", "doubled", "streams"):
-        con.execute(f"DROP TABLE {name}")
+    con.execute(_PLAIN)
+    con.execute(_PLAIN_METRICS)
+    if con.execute("SELECT 1 FROM segments WHERE run NOT IN (FROM plain) LIMIT 1").fetchone():
+        _reconcile(con)
+    con.execute("DROP TABLE plain")
     con.execute(_MEANT)
     con.execute(f"{_SIGNALS} NOT rivals")
     con.execute(f"{_SIGNALS} rivals {_FIRST}")
@@ -409,6 +403,17 @@ def finish(con: duckdb.DuckDBPyConnection, mappings: Mapping[str, KeyMapping]) -
     con.execute(_ZEROS)
     con.execute("DROP TABLE zero_keys")
     _wide_views(con)
+
+
+def _reconcile(con: duckdb.DuckDBPyConnection) -> None:
+    """One value a run, key and step out of several trackers and process lives, and where those disagree."""
+    for statement in (_LIVED, _CUTS, _KEPT, _GIVEN_UP, _DOUBLED, _STREAMS, _SINGLE_METRICS, _DOUBLED_METRICS):
+        con.execute(statement)
+    limits = {"same": AGREE, "rounded": AGREE_ROUNDED}
+    con.execute(_DIFFERENCES, limits)
+    con.execute(_REWRITTEN, limits)
+    con.execute("DROP VIEW given_up; DROP VIEW kept; DROP VIEW lived")
+    con.execute("DROP TABLE cuts; DROP TABLE doubled; DROP TABLE streams")
 
 
 def _zero_rows(run: str, mapping: KeyMapping) -> list[list[object]]:
