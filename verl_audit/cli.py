@@ -203,11 +203,11 @@ def _exit_code(document: dict[str, Any], fail_on: Severity | None, *, strict: bo
 def signals(run_dir: Path, run_name: str | None, pairs: tuple[str, ...]) -> None:
     """Show what was found in RUN_DIR, how it was mapped, what it contains, and what is inert and why."""
     from verl_audit.pipeline import load_all
-    from verl_audit.report.signals_view import render_signals, signal_rows
+    from verl_audit.report.signals_view import read_line, render_signals, signal_rows
 
     with _errors(), _progress() as progress:
         loaded = load_all(run_dir, run=run_name, facts=_settings(pairs).facts, progress=progress)
-    render_signals(*signal_rows(loaded.store), console=_console())
+    render_signals(*signal_rows(loaded.store), console=_console(), read=read_line(loaded.store))
 
 
 @main.command()
