@@ -108,10 +108,10 @@ def _absent(run: RunData, alternatives: tuple[str, ...], record: str) -> Entry:
 
 
 def _present(run: RunData, first: str, usable: str, record: str) -> Entry:
-    points = len(run.get(usable))
+    points = f"{len(run.get(usable))} {'sampled ' if run.picked(usable) else ''}points"
     if usable == first or usable.partition("_")[0] == first.partition("_")[0]:
-        return Entry(usable, "present", f"{points} points", record)
-    return Entry(first, "derivable", f"from {usable}, {points} points", record)
+        return Entry(usable, "present", points, record)
+    return Entry(first, "derivable", f"from {usable}, {points}", record)
 
 
 def _by_construction(signal: str, facts: Mapping[str, Scalar | None]) -> str:

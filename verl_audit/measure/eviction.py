@@ -32,7 +32,8 @@ def ledger(run: RunData) -> dict[str, float | None]:
     counts: dict[str, float | None] = {reason: _count(run, reason) for reason in REASONS}
     counts["overflow_groups"] = _overflow(run)
     per_step = run.number("groups_per_step")
-    counts["trained_groups"] = None if per_step is None or not len(run.train_steps) else per_step * len(run.train_steps)
+    known = per_step is not None and len(run.train_steps) > 0 and not run.all_picked
+    counts["trained_groups"] = per_step * len(run.train_steps) if known and per_step is not None else None
     counts["decided"] = None if counts["trained_groups"] is None else _sum(counts)
     return counts
 
@@ -49,7 +50,7 @@ def most_trained(run: RunData) -> float | None:
     """
     tokens, response, prompt = (run.get(s) for s in ("tokens_step", "response_length_mean", "prompt_length_mean"))
     steps = np.intersect1d(np.intersect1d(tokens.step, response.step), prompt.step)
-    if not len(steps):
+    if not len(steps) or run.all_picked:
         return None
     each = sum(s.value[np.isin(s.step, steps)] for s in (response, prompt))
     trajectories = float(np.median(tokens.value[np.isin(tokens.step, steps)] / np.maximum(each, 1))) * len(
@@ -60,6 +61,8 @@ def most_trained(run: RunData) -> float | None:
 
 def _count(run: RunData, reason: str) -> float | None:
     series = run.get(reason)
+    if run.picked(reason):
+        return None
     if len(series):
         return float(series.value.sum())
     return 0.0 if run.facts.get("trainer") in ABSENT[reason] else None

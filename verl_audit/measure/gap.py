@@ -15,10 +15,13 @@ from verl_audit.measure.stats import Array, Estimate, early_late, ratio_of_means
 GAPS = ("gap_prob_mean", "gap_kl", "gap_logp_abs")
 """Gauges of the gap, most telling first; each has its own unit, so ratios only ever pair a gauge with itself."""
 
+LAGS = ("lag_oldest_max", "lag_newest_max", "lag_mean")
+"""Gauges of the largest lag in a step, most telling first."""
+
 
 def largest_lag(run: RunData) -> Series:
     """Largest lag in a step as far as it is logged (a mean bounds it from below, and is 0 only where all are)."""
-    return run.get("lag_oldest_max", "lag_newest_max", "lag_mean")
+    return run.get(*LAGS)
 
 
 def lag0_steps(run: RunData) -> Array | None:
@@ -33,7 +36,7 @@ def lag0_steps(run: RunData) -> Array | None:
 def is_on_policy(run: RunData) -> bool:
     """Whether every step is known to have lag 0."""
     steps = lag0_steps(run)
-    return steps is not None and len(largest_lag(run)) in (0, len(steps))
+    return steps is not None and not run.picked(*LAGS) and len(largest_lag(run)) in (0, len(steps))
 
 
 def at_lag0(run: RunData, series: Series) -> Series:

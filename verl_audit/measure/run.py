@@ -48,6 +48,8 @@ class RunData:
     inert: Mapping[str, str] = field(default_factory=dict)
     corrupt: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Scalar | None] = field(default_factory=dict)
+    sampled: frozenset[str] = frozenset()
+    """Signals with points from a source that holds a selection of the rows."""
 
     def get(self, *names: str) -> Series:
         """The first of these signals that has points, else an empty series."""
@@ -65,6 +67,15 @@ class RunData:
     def blind(self, signal: str) -> bool:
         """Whether the signal is logged but cannot answer here; a lag that is 0 by construction does answer."""
         return signal in self.inert and not signal.startswith(("lag_", "span_"))
+
+    def picked(self, *names: str) -> bool:
+        """Whether `get` of these signals gives a selection of what was logged."""
+        return next((n in self.sampled for n in names if self.has(n)), False)
+
+    @property
+    def all_picked(self) -> bool:
+        """Whether every series is a selection, so that nothing tells how many steps there were."""
+        return bool(self.sampled) and self.sampled >= {name for name, s in self.series.items() if len(s)}
 
     @property
     def train_steps(self) -> Array:
@@ -103,7 +114,25 @@ def load(con: duckdb.DuckDBPyConnection, run: str, facts: Mapping[str, Scalar | 
     ).fetchall()
     inert = {s: why for s, why, _ in standing if why}
     corrupt = {s: why for s, _, why in standing if why and s not in series}
-    return RunData(run, series, labels, {k: v for k, v in nonfinite.items() if v}, inert, corrupt, dict(facts))
+    return RunData(
+        run, series, labels, {k: v for k, v in nonfinite.items() if v}, inert, corrupt, dict(facts), _sampled(con, run)
+    )
+
+
+def _sampled(con: duckdb.DuckDBPyConnection, run: str) -> frozenset[str]:
+    """Signals of sampled sources, and zeros that were filled in beside them."""
+    keys = con.execute(
+        "SELECT DISTINCT key FROM metrics WHERE run = ? AND source_id IN "
+        "(SELECT source_id FROM sources WHERE precision = 'sampled')",
+        [run],
+    ).fetchall()
+    if not keys:
+        return frozenset()
+    rows = con.execute(
+        "SELECT DISTINCT signal FROM signals WHERE run = ? AND (derived OR key IN (SELECT unnest(?)))",
+        [run, [key for (key,) in keys]],
+    ).fetchall()
+    return frozenset(signal for (signal,) in rows)
 
 
 _NAMES = """
@@ -171,6 +200,17 @@ def without_value(definition: MeasureDef, run: RunData, *, has_baseline: bool, w
     )
 
 
+SELECTION = (
+    "the export holds only sampled points; export the history instead (run.scan_history), or give the .wandb file"
+)
+"""Why a measure that needs every step has no value."""
+
+
+def _picked(definition: MeasureDef, run: RunData) -> bool:
+    """Whether a selection of the steps is all there is of the signals it needs."""
+    return any(run.picked(*alternatives) for alternatives in definition.needs) if definition.needs else run.all_picked
+
+
 def _usable(run: RunData, signal: str) -> bool:
     return run.has(signal) and not run.blind(signal)
 
@@ -190,7 +230,10 @@ def complete(found: Iterable[Measure], run: RunData, *, has_baseline: bool) -> d
     result = {m.name: m for m in found}
     for name, definition in catalog().items():
         have = result.get(name)
-        if definition.unit == "fact":
+        if definition.every_step and _picked(definition, run):
+            low = have.number() if have is not None and name == "steps_logged" else None
+            result[name] = Measure(name, None, definition.unit, low=low, missing=SELECTION)
+        elif definition.unit == "fact":
             value = run.facts.get(name)
             result[name] = Measure(
                 name,
