@@ -20,7 +20,7 @@ from verl_audit.pipeline import load_all
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

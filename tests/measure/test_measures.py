@@ -691,3 +691,35 @@ def test_only_the_signals_of_the_export_are_a_selection() -> None:
     )
     assert value(data, "stale_groups") == 80.0 and value(data, "lag_oldest_max") is None
     assert ledger(replace(data, sampled=frozenset({"stale_groups"})))["stale_groups"] is None
+
+
+# -- gauges of other frameworks ---------------------------------------------------------------------------------
+
+
+def test_kept_against_generated_lengths() -> None:
+    both = run(ASYNC, generated_length_mean=100.0, kept_length_mean=80.0)
+    assert value(both, "kept_length_shift") == pytest.approx(math.log(0.8))
+    rarely = run(
+        ASYNC,
+        generated_length_mean=100.0,
+        kept_length_mean=dict.fromkeys(range(1, 11), 80.0),
+        evicted_length_mean=150.0,
+    )
+    assert value(rarely, "kept_length_shift") == pytest.approx(math.log(0.8) / 4), "30 of 40 steps dropped nothing"
+    assert value(run(ASYNC, generated_length_mean=100.0), "kept_length_shift") is None
+
+
+def test_no_lag_since_admission_is_no_lag() -> None:
+    data = run(ASYNC, lag_admission_max={1: 0.0, 2: 1.0, 3: 0.0}, gap_k3={1: 0.01, 2: 0.5, 3: 0.03})
+    found = measures(data)
+    assert found["lag0_steps"].value == 2
+    assert found["gap_k3_lag0"].value == pytest.approx(0.02)
+    exact = run(ASYNC, lag_admission_max=1.0, lag_oldest_max=0.0)
+    assert value(exact, "lag0_steps") == 40, "the lag of the oldest token is known better than its bound"
+
+
+def test_k3_is_compared_with_k3_only() -> None:
+    data = run(ASYNC, gap_k3=0.02, lag_admission_max=1.0)
+    assert value(data, "gap_k3_ratio", run(gap_k3=0.01)) == pytest.approx(2)
+    assert value(data, "gap_k3_ratio", run(gap_kl=0.01, gap_prob_mean=0.01)) is None
+    assert value(data, "mismatch_share") is None and value(data, "gap_trend") == pytest.approx(1)
