@@ -16,6 +16,7 @@ from verl_audit.diagnose.evaluate import Finding, RuleSet
 from verl_audit.diagnose.rules import RuleError, builtin_dir, load_files
 from verl_audit.diagnose.verdict import decide
 from verl_audit.errors import AuditError, NothingToJudge
+from verl_audit.ingest import wandb_server
 from verl_audit.ingest.adapters import Adapter, KeyMapping, choose_adapter, map_keys, setting_for
 from verl_audit.ingest.detect import detect, plain
 from verl_audit.ingest.discover import Discovery, Skipped, discover
@@ -133,6 +134,9 @@ def printable(text: str) -> str:
 
 def read_source(path: Path, progress: Progress | None = None, memory: Memory | None = None) -> Source:
     """Find and read everything under one path; what `memory` has of unchanged files is not read again."""
+    if (where := wandb_server.address(str(path))) is not None and not path.exists():
+        fetched = tuple(wandb_server.read(where, path))
+        return Source(path, Discovery((), (), ()), fetched, group_runs(fetched, path))
     try:
         discovery = discover([path])
     except OSError as error:
