@@ -4,7 +4,7 @@ python benchmarks/ingest.py [--scale 1.0] [--only jsonl,console,wandb,tensorboar
 
 Seeded inputs of a quarter of the size and of the whole size (scale 1: JSONL of 50,000 steps x 200 keys, console
 250 MB, .wandb 500 MB, TensorBoard 5 M points) go into a temporary folder. Each way of reading runs in a process of
-its own: seconds are those of the work without imports, the peak is that of the whole process.
+its own: seconds are CPU seconds of the work without imports, the peak is that of the whole process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ HERE = Path(__file__).parent
 _KIB = 1 if sys.platform == "darwin" else 1024
 """Unit of ru_maxrss in bytes."""
 NOTE = """\
-seconds and peak: one run of each way (the fastest of --repeat). x bytes: reader / reading the bytes. today / ...: how
-many times slower today's way is. growth: seconds per byte here / at the smaller size (1.0 is linear).
+CPU seconds and peak: one run of each way (the fastest of --repeat). x bytes: reader / reading the bytes.
+today / ...: how many times slower today's way is. growth: seconds per byte here / at the smaller size (1.0 is linear).
 wandb's export needs its server and is not measured: today's way for `.wandb` is the DataStore that wandb shipped up
 to 0.29. The console has no tool of its own: a loop over lines with two regular expressions, which checks nothing."""
 

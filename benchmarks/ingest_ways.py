@@ -2,9 +2,9 @@
 
 python benchmarks/ingest_ways.py WAY FORMAT PATH, where WAY is `bytes`, `today`, `reader` or `diagnose`.
 
-Prints one JSON object: seconds of the work (imports are not counted, for anyone), values read (0: not counted),
-what did it, in which version; or `missing`, the module that is not installed. Needs nothing at import: `today` is
-run by the interpreter that has the other tools.
+Prints one JSON object: CPU seconds of the work in all threads (imports are not counted, for anyone; what else the
+machine does counts little), values read (0: not counted), what did it, in which version; or `missing`, the module
+that is not installed. Needs nothing at import: `today` is run by the interpreter that has the other tools.
 """
 
 from __future__ import annotations
@@ -150,9 +150,9 @@ def measured(way: str, form: str, path: Path) -> dict[str, Any]:
         name, work = WAYS[way](form)
     except ImportError as error:
         return {"missing": error.name or str(error)}
-    start = time.perf_counter()
+    start = time.process_time()
     values = work(path)
-    return {"seconds": time.perf_counter() - start, "values": values, "by": name}
+    return {"seconds": time.process_time() - start, "values": values, "by": name}
 
 
 if __name__ == "__main__":

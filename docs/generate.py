@@ -1,7 +1,8 @@
 """Write the generated pages and the README image: `python docs/generate.py`; `--check` only says what is stale.
 
 rules.md comes from rules/, measures.md from the measure catalogue, signals.md from the signal adapters, store.md from
-the schema, img/diagnose.svg from a diagnosis of a fixture. Nothing here reads a clock.
+the schema, img/diagnose.svg from a diagnosis of a fixture, the tables of formats in README.md and formats.md from
+the list beside the readers. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -27,6 +29,11 @@ from verl_audit.diagnose.rules import Rule
 from verl_audit.ingest.adapters import Adapter, KeyMap, Remark, load_adapters, load_signals
 from verl_audit.measure.model import catalog
 from verl_audit.report.terminal import render
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DOCS = Path(__file__).parent
 REAL = DOCS.parent / "fixtures" / "real"
@@ -40,6 +47,10 @@ STEPS = {
     5: "Resources",
 }
 WIDTH = 88
+MARKS = (
+    "<!-- formats: written by docs/generate.py from verl_audit/ingest/formats.toml -->",
+    "<!-- end of formats -->",
+)
 
 
 def main() -> None:
@@ -49,7 +60,7 @@ def main() -> None:
         sys.exit("usage: python docs/generate.py [--check]")
     stale = {path: text for path, text in pages().items() if not _same(path, text)}
     if check and stale:
-        sys.exit(f"stale: {', '.join(str(p.relative_to(DOCS)) for p in stale)}; run `python docs/generate.py`")
+        sys.exit(f"stale: {', '.join(os.path.relpath(p, DOCS) for p in stale)}; run `python docs/generate.py`")
     for path, text in stale.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -63,7 +74,43 @@ def pages() -> dict[Path, str]:
         DOCS / "signals.md": signals_page(),
         DOCS / "store.md": store_page(),
         DOCS / "img" / "diagnose.svg": image(),
+        DOCS.parent / "README.md": _with_table(DOCS.parent / "README.md", support_table()),
+        DOCS / "formats.md": _with_table(DOCS / "formats.md", formats_table()),
     }
+
+
+def _with_table(path: Path, table: str) -> str:
+    """A page written by hand, with the table between its marks replaced."""
+    head, start, rest = path.read_text(encoding="utf-8").partition(MARKS[0])
+    _, end, tail = rest.partition(MARKS[1])
+    if not start or not end:
+        sys.exit(f"{path.name}: the marks of the table are gone: {MARKS[0]} ... {MARKS[1]}")
+    return f"{head}{start}\n\n{table}\n{end}{tail}"
+
+
+def _formats(kind: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tomllib.loads(
+        files("verl_audit.ingest").joinpath("formats.toml").read_text(encoding="utf-8")
+    )[kind]
+    return found
+
+
+def support_table() -> str:
+    """The formats in short: what is read, and whether NaN and infinities come out."""
+    rows = [f"| {s['title']} | {s['files']} | {s['kept']} |\n" for s in _formats("source")]
+    beside = [f"| {s['title']} | {s['files']} | |\n" for s in _formats("beside")]
+    return "| source | files | NaN, inf kept |\n| --- | --- | --- |\n" + "".join([*rows, *beside])
+
+
+def formats_table() -> str:
+    """The formats in full."""
+    names = [", its console text ".join(f"`{name}`" for name in s["formats"]) for s in _formats("source")]
+    rows = [
+        f"| {s['title']} | {name} | {s['nonfinite']} | {s['lacks'] or '-'} | {s['damage']} |\n"
+        for s, name in zip(_formats("source"), names, strict=True)
+    ]
+    head = "| format | name in reports | NaN and infinities | what it cannot say | after damage |\n"
+    return head + "| --- | --- | --- | --- | --- |\n" + "".join(rows)
 
 
 def _same(path: Path, text: str) -> bool:
@@ -284,6 +331,19 @@ Everything read from a run stands in one DuckDB database: in memory, or kept wit
 from Python with `audit(...).sql(query)`, or with any DuckDB client on the file. DuckDB locks a database while a process
 writes it; `--db` writes the file aside and renames it, so it is whole whenever it is there. A query can neither open
 files nor load extensions.
+
+## Again with the same file
+
+`diagnose --db FILE` on a run that has gone on parses only files that are new or changed; the rows of the others come
+from FILE, and the outcome is that of reading everything. What was parsed is told on stderr and by `audit(...).reading`.
+
+- A file is unchanged if its absolute path, size, modification time and first 4 KiB are the same. An edit that keeps
+  the size is told by its time alone; if something sets times back, remove FILE.
+- A file that has grown is read again from its start: what a line means may depend on those before it. A folder of
+  dumps, of parquet parts or of one MLflow run is one source, and so is a database with its journal.
+- Every file is still opened to tell its format; a console is searched up to its first step line.
+- A store that another version wrote, or that is damaged, is built anew. FILE grows by the rows of other runs found
+  beside the one judged. It holds no path of the machine but those the views show.
 """
 
 QUERIES = {

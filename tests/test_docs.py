@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,7 +14,13 @@ from verl_audit import RuleSet, load_rules, read_settings
 from verl_audit.cli import main
 from verl_audit.diagnose.cases import missing_kinds, run_cases
 from verl_audit.diagnose.rules import load_file
+from verl_audit.ingest.model import Format
 from verl_audit.pipeline import load_all
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -36,6 +43,13 @@ def test_generated_pages_are_fresh() -> None:
     command = [sys.executable, str(DOCS / "generate.py"), "--check"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_table_of_formats_names_each_once() -> None:
+    listed = tomllib.loads((ROOT / "verl_audit" / "ingest" / "formats.toml").read_text(encoding="utf-8"))
+    named = [name for entry in (*listed["source"], *listed["beside"]) for name in entry["formats"]]
+    assert sorted(named) == sorted(get_args(Format))
+    assert {entry["kept"] for entry in listed["source"]} == {"yes", "partly", "no"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

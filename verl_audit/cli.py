@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from verl_audit.diagnose.rules import Severity
     from verl_audit.settings import Settings
+    from verl_audit.store.kept import Reading
 
 OK, FOUND, BAD, NOTHING = 0, 1, 2, 3
 """Exit codes: done; a finding at or above --fail-on; bad usage or unreadable input; nothing could be judged."""
@@ -105,7 +106,7 @@ def main() -> None:
     "--db",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Also keep the DuckDB store, for your own SQL.",
+    help="Also keep the DuckDB store, for your own SQL; given again, only new and changed files are read.",
 )
 @click.option(
     "--fail-on",
@@ -155,7 +156,15 @@ def diagnose(
         if json_file:
             _write(Path(json_file), found.to_json())
         _report(found.document, verbose=verbose)
+    if found.reading is not None:
+        _told(found.reading)
     sys.exit(_exit_code(found.document, fail_on, strict=strict))
+
+
+def _told(reading: Reading) -> None:
+    """Say on stderr what was parsed; the report is the same whether a file was read now or before."""
+    new = f"{reading.sources_read} read ({reading.bytes_read:,} bytes)"
+    click.echo(f"sources: {new}, {reading.sources_kept} unchanged ({reading.bytes_kept:,} bytes)", err=True)
 
 
 def _check_targets(json_file: str | None, db: Path | None) -> None:
@@ -194,11 +203,11 @@ def _exit_code(document: dict[str, Any], fail_on: Severity | None, *, strict: bo
 def signals(run_dir: Path, run_name: str | None, pairs: tuple[str, ...]) -> None:
     """Show what was found in RUN_DIR, how it was mapped, what it contains, and what is inert and why."""
     from verl_audit.pipeline import load_all
-    from verl_audit.report.signals_view import render_signals, signal_rows
+    from verl_audit.report.signals_view import read_line, render_signals, signal_rows
 
     with _errors(), _progress() as progress:
         loaded = load_all(run_dir, run=run_name, facts=_settings(pairs).facts, progress=progress)
-    render_signals(*signal_rows(loaded.store), console=_console())
+    render_signals(*signal_rows(loaded.store), console=_console(), read=read_line(loaded.store))
 
 
 @main.command()

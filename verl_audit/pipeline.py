@@ -16,23 +16,26 @@ from verl_audit.diagnose.evaluate import Finding, RuleSet
 from verl_audit.diagnose.rules import RuleError, builtin_dir, load_files
 from verl_audit.diagnose.verdict import decide
 from verl_audit.errors import AuditError, NothingToJudge
+from verl_audit.ingest import wandb_server
 from verl_audit.ingest.adapters import Adapter, KeyMapping, choose_adapter, map_keys, setting_for
 from verl_audit.ingest.detect import detect, plain
 from verl_audit.ingest.discover import Discovery, Skipped, discover
 from verl_audit.ingest.events import errors
-from verl_audit.ingest.model import ConfigFound, Event, Parsed
+from verl_audit.ingest.model import ConfigFound, Event, MetricBuffer, Parsed
 from verl_audit.ingest.read import read_all
 from verl_audit.ingest.runs import Run, group_runs
 from verl_audit.measure.compute import Context, compute
 from verl_audit.measure.model import Scalar
 from verl_audit.measure.run import load as load_run_data
 from verl_audit.report.document import Outcome, build, to_json
-from verl_audit.report.targets import check_db
+from verl_audit.report.targets import check_db, open_kept
 from verl_audit.settings import Settings
 from verl_audit.store.database import count, lock_down, open_store, publish
+from verl_audit.store.kept import Memory, Reading
 from verl_audit.store.load import (
     RunInput,
     finish,
+    key_ranges,
     load_facts,
     load_key_map,
     load_problems,
@@ -70,6 +73,11 @@ class Source:
         """What was not read, with paths as shown."""
         return tuple(replace(s, path=Path(self.shown(s.path))) for s in self.discovery.skipped)
 
+    def forget(self) -> None:
+        """Let go of the metric rows, once a store holds them."""
+        for parsed in self.parsed:
+            parsed.metrics = MetricBuffer()
+
     def names(self) -> list[str]:
         """Shown paths of the parsed files."""
         return [self.shown(p.path) for p in self.parsed]
@@ -92,6 +100,8 @@ class Audit:
 
     document: dict[str, Any]
     store: duckdb.DuckDBPyConnection
+    reading: Reading | None = None
+    """With `db`: how much was parsed, and how much was known from an earlier call."""
 
     def to_json(self) -> str:
         """`audit.json`: the same bytes for the same input."""
@@ -113,6 +123,8 @@ class Loaded:
     events: Mapping[str, tuple[tuple[str, Event], ...]]
     skipped: tuple[Skipped, ...] = ()
     """Files below the audited path that were not read."""
+    reading: Reading | None = None
+    """With `db`: how much was parsed, and how much was known from an earlier call."""
 
 
 def printable(text: str) -> str:
@@ -120,13 +132,16 @@ def printable(text: str) -> str:
     return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
-def read_source(path: Path, progress: Progress | None = None) -> Source:
-    """Find and read everything under one path."""
+def read_source(path: Path, progress: Progress | None = None, memory: Memory | None = None) -> Source:
+    """Find and read everything under one path; what `memory` has of unchanged files is not read again."""
+    if (where := wandb_server.address(str(path))) is not None and not path.exists():
+        fetched = tuple(wandb_server.read(where, path))
+        return Source(path, Discovery((), (), ()), fetched, group_runs(fetched, path))
     try:
         discovery = discover([path])
     except OSError as error:
         raise AuditError(f"{path}: {error.strerror or error}") from None
-    parsed = tuple(read_all(discovery, progress))
+    parsed = tuple(read_all(discovery, progress, memory))
     return Source(path, discovery, parsed, group_runs(parsed, path))
 
 
@@ -146,12 +161,7 @@ def choose_run(source: Source, name: str | None, *, option: str) -> Run:
 
 def _described(source: Source, run: Run) -> str:
     parsed = [source.parsed[i] for i in run.sources]
-    steps = [
-        s
-        for p in parsed
-        for s in (min(p.metrics.step, default=None), max(p.metrics.step, default=None))
-        if s is not None
-    ]
+    steps = [step for p in parsed for step in p.metrics.span or ()]
     span = f"steps {min(steps)} to {max(steps)}" if steps else "no metrics"
     formats = sorted({p.format for p in parsed})
     where = next((p.path for p in parsed if len(p.metrics)), parsed[0].path)
@@ -178,25 +188,31 @@ def load_all(
     db: Path | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
-    """Read the run and its baselines into a store, reconciled and mapped to signals; `db` also writes it to a file."""
-    if db is not None:
-        check_db(db)
+    """Read the run and its baselines into a store, reconciled and mapped to signals.
+
+    `db` also writes it to a file; where that holds an earlier store, files that have not changed are not parsed again.
+    """
+    memory = _memory(db)
     store = open_store()
-    sources = [(read_source(path, progress), run, "run")]
-    sources += [(read_source(root, progress), name, "baseline") for root, name in map(_baseline, baselines)]
+    wanted = [(path, run, "run"), *((root, name, "baseline") for root, name in map(_baseline, baselines))]
     inputs: list[RunInput] = []
     mappings: dict[str, KeyMapping] = {}
     adapters: dict[str, Adapter] = {}
     events: dict[str, tuple[tuple[str, Event], ...]] = {}
     base, seen = 0, set[tuple[Path, int]]()
-    for source, name, role in sources:
+    skipped: tuple[Skipped, ...] = ()
+    for root, name, role in wanted:
+        source = read_source(root, progress, memory)
         chosen = choose_run(source, name, option="--run NAME" if role == "run" else f"--baseline '{source.root}#NAME'")
         seen |= _lives(source, chosen, seen)
         given = _run_input(source, chosen, role, {i.run for i in inputs})
         names = source.names()
-        load_sources(store, source.parsed, names, base, only=chosen.sources)
+        load_sources(store, source.parsed, names, base, only=chosen.sources, keep=memory is not None)
         load_problems(store, [replace(p, file=source.shown(Path(p.file))) for p in source.discovery.problems])
         load_run(store, given, source.parsed, names, base)
+        if memory is not None:
+            memory.save(store, base)
+        source.forget()
         base += len(source.parsed)
         events[given.run] = tuple((names[i], e) for i in chosen.sources for e in source.parsed[i].events)
         given, adapter, mapping = _understand(
@@ -205,11 +221,25 @@ def load_all(
         if adapter is not None:
             adapters[given.run], mappings[given.run] = adapter, mapping
         inputs.append(given)
+        skipped = skipped if role == "baseline" else source.skipped()
     finish(store, mappings)
-    if db is not None:
+    if db is not None and memory is not None:
+        memory.close()
         publish(store, db)
     lock_down(store)
-    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events, sources[0][0].skipped())
+    reading = None if memory is None else memory.reading
+    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events, skipped, reading)
+
+
+def _memory(db: Path | None) -> Memory | None:
+    """What an earlier store at `db` remembers; nothing if it cannot be opened."""
+    if db is None:
+        return None
+    check_db(db)
+    try:
+        return Memory(open_kept(db) if db.exists() else None)
+    except duckdb.Error:
+        return Memory()
 
 
 def _lives(source: Source, run: Run, seen: set[tuple[Path, int]]) -> set[tuple[Path, int]]:
@@ -259,13 +289,9 @@ def _understand(
     facts: Mapping[str, Scalar] | None,
 ) -> tuple[RunInput, Adapter | None, KeyMapping]:
     """Detect the facts of a run, map its keys, and put its rows on one axis."""
-    rows = store.execute(
-        "SELECT key, min(value) FILTER (isfinite(value)), max(value) FILTER (isfinite(value)) FROM raw_metrics "
-        "JOIN segments USING (source_id, segment) WHERE run = ? GROUP BY key ORDER BY key",
-        [given.run],
-    ).fetchall()
+    rows = key_ranges(store, given.run)
     config, keys = _config(source, run), [key for key, _, _ in rows]
-    values = {key: (low, high) for key, low, high in rows if low is not None}
+    values = {key: (low, high) for key, low, high in rows if low is not None and high is not None}
     found = detect(
         keys,
         config.tree if config else None,
@@ -327,7 +353,7 @@ def audit(
         skipped=loaded.skipped,
         settings=settings.as_given(),
     )
-    return Audit(build(outcome, loaded.store), loaded.store)
+    return Audit(build(outcome, loaded.store), loaded.store, loaded.reading)
 
 
 def _rules(settings: Settings) -> RuleSet:

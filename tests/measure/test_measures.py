@@ -19,7 +19,7 @@ from verl_audit.measure.eviction import ledger
 from verl_audit.measure.gap import at_lag0, ess_series, is_on_policy, lag0_steps
 from verl_audit.measure.lag import in_updates
 from verl_audit.measure.model import Measure, MeasureDef, catalog
-from verl_audit.measure.run import EMPTY, RunData, Series, without_value
+from verl_audit.measure.run import EMPTY, SELECTION, RunData, Series, without_value
 from verl_audit.measure.speed import Symptom
 
 Points = Mapping[int, float] | float
@@ -662,3 +662,64 @@ def test_measures_are_json_after_all() -> None:
     data = run(ASYNC, grad_norm=1e308, time_step=1e308, chi2_token=1e308, lag_oldest_max=1e308, gap_kl=1e308)
     found = measures(data, data)
     json.dumps([m.value for m in found.values() if m.number() is not None], allow_nan=False)
+
+
+# -- a selection of the steps -----------------------------------------------------------------------------------
+
+
+def test_what_needs_every_step_is_not_told_from_a_selection() -> None:
+    data, base = full()
+    whole, picked = measures(data, base), measures(replace(data, sampled=frozenset(data.series)), base)
+    for name, definition in catalog().items():
+        if definition.every_step:
+            assert picked[name].value is None and picked[name].missing == SELECTION, name
+    for name in ("gap_prob_mean", "lag_oldest_mean", "ess", "sync_share", "step_seconds", "validation_points"):
+        assert picked[name].value == whole[name].value is not None, name
+    assert picked["steps_logged"].low == whole["steps_logged"].value
+    assert picked["reward_admissible"].value is None and picked["damage_eviction"].value is None
+
+
+def test_a_selection_shows_no_run_to_be_on_policy_throughout() -> None:
+    data = run(ASYNC, lag_oldest_max=0.0, gap_prob_mean=0.01)
+    assert is_on_policy(data) and not is_on_policy(replace(data, sampled=frozenset({"lag_oldest_max"})))
+
+
+def test_only_the_signals_of_the_export_are_a_selection() -> None:
+    data = replace(
+        run({**ASYNC, "groups_per_step": 8}, stale_groups=2.0, lag_oldest_max=1.0),
+        sampled=frozenset({"lag_oldest_max"}),
+    )
+    assert value(data, "stale_groups") == 80.0 and value(data, "lag_oldest_max") is None
+    assert ledger(replace(data, sampled=frozenset({"stale_groups"})))["stale_groups"] is None
+
+
+# -- gauges of other frameworks ---------------------------------------------------------------------------------
+
+
+def test_kept_against_generated_lengths() -> None:
+    both = run(ASYNC, generated_length_mean=100.0, kept_length_mean=80.0)
+    assert value(both, "kept_length_shift") == pytest.approx(math.log(0.8))
+    rarely = run(
+        ASYNC,
+        generated_length_mean=100.0,
+        kept_length_mean=dict.fromkeys(range(1, 11), 80.0),
+        evicted_length_mean=150.0,
+    )
+    assert value(rarely, "kept_length_shift") == pytest.approx(math.log(0.8) / 4), "30 of 40 steps dropped nothing"
+    assert value(run(ASYNC, generated_length_mean=100.0), "kept_length_shift") is None
+
+
+def test_no_lag_since_admission_is_no_lag() -> None:
+    data = run(ASYNC, lag_admission_max={1: 0.0, 2: 1.0, 3: 0.0}, gap_k3={1: 0.01, 2: 0.5, 3: 0.03})
+    found = measures(data)
+    assert found["lag0_steps"].value == 2
+    assert found["gap_k3_lag0"].value == pytest.approx(0.02)
+    exact = run(ASYNC, lag_admission_max=1.0, lag_oldest_max=0.0)
+    assert value(exact, "lag0_steps") == 40, "the lag of the oldest token is known better than its bound"
+
+
+def test_k3_is_compared_with_k3_only() -> None:
+    data = run(ASYNC, gap_k3=0.02, lag_admission_max=1.0)
+    assert value(data, "gap_k3_ratio", run(gap_k3=0.01)) == pytest.approx(2)
+    assert value(data, "gap_k3_ratio", run(gap_kl=0.01, gap_prob_mean=0.01)) is None
+    assert value(data, "mismatch_share") is None and value(data, "gap_trend") == pytest.approx(1)

@@ -508,7 +508,7 @@ def test_problems_are_counted_by_file_and_kind() -> None:
 
 
 def test_sources_are_one_line_unless_verbose() -> None:
-    assert "2 files, 122 records, 4 values lost" in shown(document())
+    assert "2 files (741 kB), 122 records, 11284 values, 4 lost" in shown(document())
     assert "toy/run.jsonl" not in shown(document())
     assert "toy/run.jsonl" in shown(document(), verbose=True)
 

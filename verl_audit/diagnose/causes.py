@@ -100,6 +100,12 @@ def _sync_damage(measures: Mapping[str, Measure], *, broken: bool) -> tuple[floa
     return (0.0, 0.0, 0.0) if seen else None
 
 
+def steps_at_least(measures: Mapping[str, Measure]) -> float:
+    """Training steps that were logged, as far as it is known."""
+    logged = measures["steps_logged"]
+    return logged.number() or logged.low or 0
+
+
 def _judge(
     cause: Cause,
     measures: Mapping[str, Measure],
@@ -112,7 +118,7 @@ def _judge(
     clearing, missing = _clearing(cause, measures)
     if cause == "staleness" and any(f.rule == UNSPLIT_RULE and f.status == "fired" for f in findings):
         clearing, missing = _unless_unsplit(measures, clearing, missing)
-    short = (measures["steps_logged"].number() or 0) < FEW_STEPS
+    short = steps_at_least(measures) < FEW_STEPS
     base = Judgement("cannot_tell", bool(fired) or strong, damage, "metrics", "", missing, tuple(f.rule for f in fired))
     if symptom.state == "slower" and strong:
         return replace(base, status="implicated", because=_work(fired, damage))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from verl_audit.diagnose.causes import FEW_LAG0, LAG0_GAP
 from verl_audit.measure.eviction import ABSENT
-from verl_audit.measure.gap import GAPS, at_lag0
+from verl_audit.measure.gap import GAPS, LAGS, at_lag0
 from verl_audit.measure.model import Scalar
 from verl_audit.measure.run import RunData
 
@@ -16,7 +16,7 @@ Standing = Literal["present", "derivable", "missing", "inert", "corrupt"]
 NEEDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "mismatch": (
         ("gap_prob_mean", "gap_kl", "gap_logp_abs"),
-        ("lag_oldest_max", "lag_newest_max", "lag_mean"),
+        LAGS,
         ("ess", "chi2_token"),
         (LAG0_GAP,),
     ),
@@ -108,10 +108,10 @@ def _absent(run: RunData, alternatives: tuple[str, ...], record: str) -> Entry:
 
 
 def _present(run: RunData, first: str, usable: str, record: str) -> Entry:
-    points = len(run.get(usable))
+    points = f"{len(run.get(usable))} {'sampled ' if run.picked(usable) else ''}points"
     if usable == first or usable.partition("_")[0] == first.partition("_")[0]:
-        return Entry(usable, "present", f"{points} points", record)
-    return Entry(first, "derivable", f"from {usable}, {points} points", record)
+        return Entry(usable, "present", points, record)
+    return Entry(first, "derivable", f"from {usable}, {points}", record)
 
 
 def _by_construction(signal: str, facts: Mapping[str, Scalar | None]) -> str:

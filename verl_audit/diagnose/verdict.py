@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_audit.diagnose.causes import FEW_STEPS, LAG0_GAP, Judgement, evidence
+from verl_audit.diagnose.causes import FEW_STEPS, LAG0_GAP, Judgement, evidence, steps_at_least
 from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, Cause, Confidence
 from verl_audit.measure.model import Measure
@@ -114,7 +114,7 @@ def _without_cause(
 ) -> Verdict:
     unjudged = [c for c in CAUSES if judged[c].status == "cannot_tell" and not judged[c].risk]
     missing = _missing(judged, symptom)
-    steps = measures["steps_logged"].number() or 0
+    steps = steps_at_least(measures)
     if steps < FEW_STEPS:
         sentence = _short_run(steps, findings, missing)
         return Verdict("undetermined", (), risks, None, "low", "too few steps", sentence, missing)

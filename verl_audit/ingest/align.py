@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from verl_audit.ingest.model import KINDS, Identity, Parsed
+from verl_audit.ingest.model import Identity, Parsed
 
 _AXES = ("train/global_step", "training/global_step", "global_step")
 _ENOUGH = 3
@@ -32,6 +32,7 @@ def align(parsed: Sequence[Parsed]) -> None:
 
 
 def _restep(console: Parsed, steps: Mapping[int, int], source: Parsed) -> None:
+    console.counted_steps = console.metrics.step
     console.metrics.step = array("q", (steps[step] for step in console.metrics.step))
     console.step_kind = "logged"
     console.problems = [p for p in console.problems if p.kind != "steps_counted"]
@@ -42,7 +43,7 @@ def _restep(console: Parsed, steps: Mapping[int, int], source: Parsed) -> None:
 
 def _steps(console: Parsed, source: Parsed) -> dict[int, int] | None:
     """The logged step of every counted one; None if some cannot be told."""
-    digits = 4 if "rounded" in {KINDS[k] for k in set(console.metrics.kind_id)} else 6
+    digits = 4 if "rounded" in console.metrics.kinds else 6
     where: dict[tuple[str, float], set[int]] = {}
     for key, step, value in _telling(source, digits):
         where.setdefault((key, value), set()).add(step)

@@ -54,11 +54,16 @@ _RECORD = re.compile(rb"step:(-?\d{1,19}) - ")
 _WRAPPED = re.compile(rb"[A-Za-z_][\w.]*\(([^(),]+)(?:,[^()]*)?\)")
 _NUMBER = re.compile(rb"True|False|[+-]?(?:nan|inf|\d+(?:\.(\d+))?([eE][+-]?\d+)?)")
 _LONGEST_KEY = 300
+_USUAL = re.compile(
+    rb"([^\s:\0]{1,300}):(np\.\w+\()?([+-]?(?:nan|inf|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?))(?(2)\))(?: - |\Z)"
+)
+"""A pair in which nothing needs a second look."""
 _PATIENCE = 20_000
 _PROGRESS = re.compile(rb"Training Progress:[^|\r\n]{0,40}\|[^|\r\n]*\| *(\d{1,12})/(\d{1,12})")
 _ANNOUNCE = re.compile(
     rb"[Tt]otal training steps: \d+|Creating file logger at [^\r\n]+|Saving tensorboard log to [^\r\n]+"
 )
+_ANNOUNCED = (b"otal training steps: ", b"Creating file logger at ", b"Saving tensorboard log to ")
 _ROLE = re.compile(rb"\((FullyAsync(?:TaskRunner|Trainer|Rollouter)|OneStepTaskRunner|TaskRunnerV1|TaskRunner) pid=")
 """Ray's name of the process that drives the training: it tells which trainer wrote the log."""
 
@@ -165,6 +170,7 @@ class _Scanner:
     ignored: bytes | None = None
     """The process that last said "Exception ignored in"."""
     roles: set[str] = field(default_factory=set)
+    names: dict[bytes, str] = field(default_factory=dict)
 
     def line(self, raw: bytes, offset: int) -> None:
         """Take one line with its terminator, if it has one."""
@@ -187,8 +193,28 @@ class _Scanner:
         starts = _record_starts(segment)
         for i, match in enumerate(starts):
             last = i + 1 == len(starts)
+            if last and ended and self._usual_record(int(match[1]), segment[match.end() :]):
+                continue
             stop = len(segment) if last else starts[i + 1].start()
             self._record(int(match[1]), _pairs(segment[match.end() : stop], ended and last), offset)
+
+    def _usual_record(self, step: int, text: bytes) -> bool:
+        """Take a line of usual pairs alone, as `_record` would; false, and nothing done, if it is another."""
+        if not self.style.exact or abs(step) >= _INT64 or b"pid=" in text or _USUAL.sub(b"", text):
+            return False
+        row = {key: float(value) for key, _, value in _USUAL.findall(text)}
+        if len(row) <= text.count(b" - ") or not any(b"/" in key for key in row):
+            return False
+        self.step = step
+        self.parsed.metrics.next_record(step)
+        self.parsed.metrics.add_row({self._name(key): value for key, value in row.items()})
+        return True
+
+    def _name(self, key: bytes) -> str:
+        name = self.names.get(key)
+        if name is None:
+            name = self.names[key] = _text(key)
+        return name
 
     def _record(self, step: int, line: _Line, offset: int) -> None:
         if abs(step) >= _INT64:
@@ -221,7 +247,7 @@ class _Scanner:
         if b"Training Progress:" in segment:
             for match in _PROGRESS.finditer(segment):
                 self._progress(int(match[1]), int(match[2]), offset)
-        for match in _ANNOUNCE.finditer(segment):
+        for match in _ANNOUNCE.finditer(segment) if any(mark in segment for mark in _ANNOUNCED) else ():
             self.parsed.events.append(Event("announce", _text(match[0]).strip(), offset=offset))
 
     def _roles(self, line: bytes, offset: int) -> None:
@@ -307,7 +333,8 @@ class _Scanner:
 
 def _by_process(segment: bytes) -> list[bytes]:
     """A segment cut where the prefix of another process stands inside it (its newline came too late)."""
-    if b" pid=" not in segment:
+    marks = segment.count(b" pid=")
+    if not marks or (marks == 1 and _ANY_RAY.match(segment)):
         return [segment]
     starts = [m.start() for m in _ANY_RAY.finditer(segment)]
     cuts = [0, *(s for s in starts if not _only_prefixes(segment, s)), len(segment)]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 ValueKind = Literal["finite", "nan", "inf", "nonfinite_unknown", "clamped", "rounded"]
 """How far a stored value can be believed.
 
@@ -109,6 +111,9 @@ class MetricBuffer:
     kind_id: array[int] = field(default_factory=lambda: array("b"))
     wall_time: array[float] = field(default_factory=lambda: array("d"))
     _ids: dict[str, int] = field(default_factory=dict)
+    _row_keys: list[str] = field(default_factory=list)
+    _row_ids: array[int] = field(default_factory=lambda: array("i"))
+    """The keys of the last row and their numbers."""
     _record: int = -1
     _segment: int = 0
     _last_step: int | None = None
@@ -142,21 +147,27 @@ class MetricBuffer:
         self.wall_time.append(self._wall)
 
     def add_row(self, row: Mapping[str, float]) -> None:
-        """Append all values of a log call at once, which is faster than one by one; the result is the same."""
-        if self._last_step is None or not math.isfinite(sum(row.values())):  # NaN and infinity survive a sum
-            for key, value in row.items():
+        """Append all values of a log call at once, which is faster than one by one; the result is the same.
+
+        TypeError or OverflowError, and nothing is appended, when a value is no number or too large for one.
+        """
+        values = array("d", row.values())
+        if self._last_step is None or not math.isfinite(sum(values)):  # NaN and infinity survive a sum
+            for key, value in zip(row, values, strict=True):
                 self.add(key, value)
             return
-        if not row.keys() <= self._ids.keys():
-            for key in (k for k in row if k not in self._ids):
-                self._ids[key] = len(self.keys)
-                self.keys.append(key)
-        n = len(row)
-        self.key_id.extend(map(self._ids.__getitem__, row))
+        keys, n = list(row), len(values)
+        if keys != self._row_keys:  # rows of one writer name the same keys in the same order
+            if not row.keys() <= self._ids.keys():
+                for key in (k for k in keys if k not in self._ids):
+                    self._ids[key] = len(self.keys)
+                    self.keys.append(key)
+            self._row_keys, self._row_ids = keys, array("i", map(self._ids.__getitem__, keys))
+        self.key_id.extend(self._row_ids)
         self.record.extend(array("q", (self._record,)) * n)
         self.segment.extend(array("i", (self._segment,)) * n)
         self.step.extend(array("q", (self._last_step,)) * n)
-        self.value.extend(row.values())
+        self.value.extend(values)
         self.kind_id.frombytes(bytes(n))
         self.wall_time.extend(array("d", (self._wall,)) * n)
 
@@ -172,10 +183,35 @@ class MetricBuffer:
         self.add(key, value, kind)
         self._record, self._segment, self._last_step, self._wall = now
 
+    def resume(self, records: int) -> None:
+        """Take over columns that were filled from elsewhere: `records` log calls."""
+        self._ids = {key: index for index, key in enumerate(self.keys)}
+        self._record = records - 1
+        self._segment = self.segment[-1] if self.segment else 0
+        self._last_step = self.step[-1] if self.step else None
+
     def mark_rounded(self) -> None:
         """Turn every finite value into a rounded one (sources that print three decimals)."""
         finite, rounded = _KIND_ID["finite"], _KIND_ID["rounded"]
         self.kind_id = array("b", (rounded if k == finite else k for k in self.kind_id))
+
+    @property
+    def kinds(self) -> set[ValueKind]:
+        """Which kinds of values there are."""
+        return {KINDS[i] for i in np.flatnonzero(np.bincount(np.frombuffer(self.kind_id, np.int8)))} if self else set()
+
+    @property
+    def lives(self) -> int:
+        """Number of process lives; one where there is no value."""
+        return int(np.frombuffer(self.segment, np.int32).max()) + 1 if self else 1
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """First and last step of the values, if there are any."""
+        if not self:
+            return None
+        steps = np.frombuffer(self.step, np.int64)
+        return int(steps.min()), int(steps.max())
 
     @property
     def records(self) -> int:
@@ -218,6 +254,8 @@ class Parsed:
     samples: list[Sample] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     bytes_read: int = 0
+    counted_steps: array[int] | None = None
+    """Steps as the reader counted them, where those in `metrics` were taken from another source."""
     values_lost: int = 0
     """Values known to have been written and not recovered (a torn last pair, a bad block counts as a problem)."""
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 from verl_audit.ingest import (
     areal,
@@ -28,11 +29,26 @@ from verl_audit.ingest.discover import Discovery, Found
 from verl_audit.ingest.model import Format, Parsed
 
 
-def read_all(discovery: Discovery, progress: Callable[[Path, int], None] | None = None) -> list[Parsed]:
+class Memory(Protocol):
+    """Knows what an earlier call read from files that have not changed since."""
+
+    def recall(self, found: Found) -> list[Parsed] | None:
+        """What it read from this source; None if it must be read (again)."""
+
+    def remember(self, found: Found, parsed: Sequence[Parsed]) -> None:
+        """Hear what was read or recalled."""
+
+
+def read_all(
+    discovery: Discovery, progress: Callable[[Path, int], None] | None = None, memory: Memory | None = None
+) -> list[Parsed]:
     """Parse all found files in order; `progress` hears of each file and the bytes read from it."""
     results: list[Parsed] = []
     for found in discovery.files:
-        parsed = read_one(found)
+        recalled = memory.recall(found) if memory else None
+        parsed = read_one(found) if recalled is None else recalled
+        if memory:
+            memory.remember(found, parsed)
         results.extend(parsed)
         if progress:
             progress(found.path, parsed[0].bytes_read if parsed else 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from verl_audit.ingest.model import KINDS, Identity, Parsed
+from verl_audit.ingest.model import Identity, Parsed
 
 MIN_SHARED = 10
 """Fewest common (key, step) points on which two sources are compared: runs from one seed start alike."""
@@ -89,7 +89,7 @@ def group_runs(parsed: Sequence[Parsed], root: Path) -> tuple[Run, ...]:
 
 
 def _segments(parsed: Parsed) -> int:
-    return max(parsed.metrics.segment, default=0) + 1
+    return parsed.metrics.lives
 
 
 def fingerprints(parsed: Parsed) -> Points:
@@ -105,7 +105,7 @@ def fingerprints(parsed: Parsed) -> Points:
 def _join_by_content(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit], prints: Prints) -> None:
     if sum(len(p.metrics) > 0 for p in parsed) < 2:
         return  # nothing to compare with, and the values of a long run are many
-    rounded = {i: "rounded" in _kinds(p) for i, p in enumerate(parsed)}
+    rounded = {i: "rounded" in p.metrics.kinds for i, p in enumerate(parsed)}
     bearing = [unit for unit in units if unit[1] in prints(unit[0])]
     for position, a in enumerate(bearing):
         for b in bearing[position + 1 :]:
@@ -115,10 +115,6 @@ def _join_by_content(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[
 
 def _points(prints: Prints, unit: Unit) -> Mapping[tuple[str, int], float]:
     return prints(unit[0]).get(unit[1], {})
-
-
-def _kinds(parsed: Parsed) -> set[str]:
-    return {KINDS[k] for k in set(parsed.metrics.kind_id)}
 
 
 def _agree(a: Mapping[tuple[str, int], float], b: Mapping[tuple[str, int], float], rounded: bool) -> bool:

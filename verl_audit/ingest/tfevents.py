@@ -27,6 +27,7 @@ from verl_audit.ingest.wire import (
     as_text,
     fields,
     signed,
+    varint,
 )
 
 _LENGTH = Struct("<QI")
@@ -35,7 +36,9 @@ _FRAME = 16
 _LARGEST = 64 << 20
 _CHECKED = 1024
 """Without a C checksum only records up to this size are checked; scalars are far smaller."""
-_WALL_TIME_TAG = b"\x09"
+_WALL_TIME_TAG, _STEP_TAG = b"\x09", b"\x10"
+_SHORT = 0x80 - 9
+"""Tags from this size on have a summary whose length takes two bytes."""
 _INT64 = 1 << 63
 
 _FLOAT_TYPE, _DOUBLE_TYPE, _INT32_TYPE, _INT64_TYPE = 1, 2, 3, 9
@@ -73,6 +76,7 @@ def _events(data: mmap.mmap, parsed: Parsed) -> None:
     writer = _Writer(parsed)
     for offset, payload in _records(data, parsed):
         writer.event(payload, offset)
+    writer.close()
 
 
 def _records(data: mmap.mmap, parsed: Parsed) -> Iterator[tuple[int, bytes]]:
@@ -160,14 +164,46 @@ class _Writer:
     def __init__(self, parsed: Parsed) -> None:
         self.parsed = parsed
         self.step: int | None = None
-        self.seen: set[str] = set()
+        self.wall: float | None = None
+        self.row: dict[str, float] = {}
+        self.tags: dict[bytes, str] = {}
+        """Tags of usual events by all bytes between step and number."""
 
     def event(self, payload: bytes, offset: int) -> None:
         """Take one Event message."""
         try:
-            self._event(payload)
+            if not self._usual(payload):
+                self._event(payload)
         except WireError as error:
             self.parsed.note("bad_record", str(error), offset)
+
+    def close(self) -> None:
+        """Hand on the last record."""
+        if self.row and self.step is not None:
+            self.parsed.metrics.next_record(self.step, self.wall)
+            self.parsed.metrics.add_row(self.row)
+        self.row = {}
+
+    def _usual(self, payload: bytes) -> bool:
+        """Take wall time, step and one `simple_value`, in this order and nothing else; false for any other event."""
+        if payload[:1] != _WALL_TIME_TAG or payload[9:10] != _STEP_TAG:
+            return False
+        step, pos = varint(payload, 10)
+        head = payload[pos:-4]
+        tag = self.tags.get(head)
+        if tag is None:
+            if (tag := _usual_tag(head)) is None:
+                return False
+            self.tags[head] = tag
+        self.parsed.float32 = True
+        self._add(tag, FLOAT.unpack_from(payload, len(payload) - 4)[0], signed(step), DOUBLE.unpack_from(payload, 1)[0])
+        return True
+
+    def _add(self, tag: str, value: float, step: int, wall: float | None) -> None:
+        if step != self.step or tag in self.row:
+            self.close()
+            self.step, self.wall = step, wall
+        self.row[tag] = value
 
     def _event(self, payload: bytes) -> None:
         step, wall, summary = 0, None, None
@@ -192,13 +228,8 @@ class _Writer:
                 self.parsed.float32 = True
             elif number == 8:
                 scalar = self._tensor(as_bytes(value))
-        if scalar is None:
-            return
-        if step != self.step or tag in self.seen:
-            self.parsed.metrics.next_record(step, wall)
-            self.step, self.seen = step, set()
-        self.seen.add(tag)
-        self.parsed.metrics.add(tag, scalar)
+        if scalar is not None:
+            self._add(tag, scalar, step, wall)
 
     def _tensor(self, message: bytes) -> float | None:
         """The number in a tensor of one element; None for text and for larger tensors."""
@@ -218,6 +249,15 @@ class _Writer:
             scalar = _packed_int(as_bytes(listed or b"\0"))
         self.parsed.float32 |= kind == _FLOAT_TYPE and scalar is not None
         return scalar
+
+
+def _usual_tag(head: bytes) -> str | None:
+    """The tag in what stands before the number: a summary of one value that holds a tag and the number."""
+    size = len(head) - 7
+    lengths = (size + 9, size + 7, size)  # of the summary, of its value, of the tag
+    if not 0 < size < _SHORT or head != b"\x2a%c\x0a%c\x0a%c" % lengths + head[6:-1] + b"\x15":
+        return None
+    return head[6:-1].decode("utf-8", "replace")
 
 
 def _unpack(form: str, data: bytes) -> float | None:

@@ -17,8 +17,6 @@ from verl_audit.ingest import unpack
 from verl_audit.ingest.model import Identity, Parsed
 
 _INT64 = 1 << 63
-_PLAIN = {float, int, bool}
-"""Types of the values of a usual row."""
 
 
 def read(path: Path) -> list[Parsed]:
@@ -37,8 +35,9 @@ def read(path: Path) -> list[Parsed]:
 def _read_stream(stream: BinaryIO, parsed: Parsed) -> None:
     offset = 0
     for line in stream:
-        for piece in line.split(b"\0"):  # runs of NUL are left by crashes on network file systems
-            if piece.strip():
+        # runs of NUL are left by crashes on network file systems
+        for piece in line.split(b"\0") if b"\0" in line else (line,):
+            if piece and not piece.isspace():
                 _row(piece, parsed, offset, torn=not line.endswith(b"\n"))
         offset += len(line)
     parsed.bytes_read = offset
@@ -56,10 +55,9 @@ def _row(line: bytes, parsed: Parsed, offset: int, torn: bool) -> None:
         parsed.note("bad_line", 'not {"step": int, "data": {...}}', offset)
         return
     parsed.metrics.next_record(step)
-    if {*map(type, data.values())} <= _PLAIN:
-        with suppress(OverflowError):  # a whole number too large for a float: one by one
-            parsed.metrics.add_row({key: float(value) for key, value in data.items()})
-            return
+    with suppress(TypeError, OverflowError):  # something else than numbers, or a whole one too large: one by one
+        parsed.metrics.add_row(data)
+        return
     for key, value in data.items():
         _value(key, value, parsed, offset)
 
@@ -85,7 +83,7 @@ def _value(key: str, value: object, parsed: Parsed, offset: int) -> None:
 
 
 def _check_beginning(parsed: Parsed) -> None:
-    first = min(parsed.metrics.step, default=0)
+    first, _ = parsed.metrics.span or (0, 0)
     if first > 1:
         advice = "if the run was resumed, earlier steps may be left in its console log or tracker"
         parsed.note("history_overwritten", f"the file begins at step {first}; {advice}", 0)

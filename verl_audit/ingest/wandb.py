@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -18,6 +19,7 @@ from verl_audit.ingest.framing import HEADER, payloads
 from verl_audit.ingest.model import ConfigFound, Identity, Parsed
 from verl_audit.ingest.wire import (
     DOUBLE,
+    Value,
     WireError,
     as_bytes,
     as_float,
@@ -32,6 +34,7 @@ MAGIC = b":W&B\xe1\xbe\x00"
 _HISTORY, _CONFIG, _OUTPUT_RAW, _RUN = 2, 5, 13, 17
 _JSON_TAG = b"\x82\x01"  # field 16, length-delimited
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|-?Infinity|NaN")
+_DIGITS = b"0123456789+-.eE"
 _BOOLS = {b"true": 1.0, b"false": 0.0}
 _OTHER_STEPS = ("global_step", "training/global_step", "train/global_step")
 _INT64 = 1 << 63
@@ -43,6 +46,10 @@ class _Log:
 
     history: Parsed
     config: dict[str, Any] = field(default_factory=dict)
+    names: dict[bytes, str] = field(default_factory=dict)
+    """Keys of history items by the bytes that hold them."""
+    hidden: set[str] = field(default_factory=set)
+    """Those of them that begin with an underscore."""
     output: dict[int, bytearray] = field(default_factory=lambda: {0: bytearray(), 1: bytearray()})
     """Console text by stream (0 stderr, 1 stdout): pieces of the two interleave inside lines."""
 
@@ -87,7 +94,7 @@ def _read_stream(stream: BinaryIO, log: _Log) -> None:
 def _record(payload: bytes, log: _Log) -> None:
     for number, value in fields(payload):
         if number == _HISTORY:
-            _history(as_bytes(value), log.history)
+            _history(as_bytes(value), log)
         elif number == _OUTPUT_RAW:
             record = dict(fields(as_bytes(value)))
             log.output[1 if record.get(1) else 0] += as_bytes(record.get(3, b""))
@@ -97,25 +104,79 @@ def _record(payload: bytes, log: _Log) -> None:
             _run(as_bytes(value), log)
 
 
-def _history(record: bytes, parsed: Parsed) -> None:
+def _history(record: bytes, log: _Log) -> None:
     """One history row: numbers become metrics; `_step`, `_timestamp` and other underscore keys do not."""
-    row: dict[str, Any] = {}
-    step = 0
-    for number, value in fields(record):
-        if number == 1:
-            key, content = _item(as_bytes(value))
-            row[key] = content
-        elif number == 2:
-            step = next((signed(v) for n, v in fields(as_bytes(value)) if n == 1), 0)
+    usual, parsed = _usual_row(record, log), log.history
+    row, step = usual or _row(record)
     logged = row.get("_step")
     if isinstance(logged, float) and abs(logged) < _INT64:
         step = int(logged)
     wall = row.get("_timestamp")
     parsed.metrics.next_record(step, wall if isinstance(wall, float) else None)
-    for key, number_value in _scalars(row):
-        parsed.metrics.add(key, number_value)
-        if key in _OTHER_STEPS and number_value != step:
-            parsed.step_kind = "counter"
+    if usual:
+        for key in log.hidden:
+            row.pop(key, None)
+    scalars = row if usual else dict(_scalars(row))
+    parsed.metrics.add_row(scalars)
+    if any(scalars.get(key, step) != step for key in _OTHER_STEPS):
+        parsed.step_kind = "counter"
+
+
+def _row(record: bytes) -> tuple[dict[str, Any], int]:
+    """Contents by key, and the step, of a HistoryRecord."""
+    found = list(fields(record))
+    row = dict(_item(as_bytes(value)) for number, value in found if number == 1)
+    return row, _step(found)
+
+
+def _usual_row(record: bytes, log: _Log) -> tuple[dict[str, Any], int] | None:
+    """The same for the usual record, several times as fast; None if it is another.
+
+    Usual: items of one key part and a number as short JSON text, then the step. Cut at the tag of the text, a piece is
+    the text of one item, with its length before it, and the head of the next item.
+    """
+    head, *pieces = record.split(_JSON_TAG)
+    if not pieces or not all(pieces):
+        return None
+    heads = [head, *[piece[piece[0] + 1 :] for piece in pieces]]
+    rest = heads.pop()
+    texts = [piece[1 : piece[0] + 1] for piece in pieces]
+    if b"".join(texts).translate(None, _DIGITS):
+        return None
+    try:
+        row: dict[str, Any] = dict(zip(map(log.names.__getitem__, heads), map(float, texts), strict=True))
+    except KeyError:
+        return _usual_row(record, log) if _learn(heads, log) else None
+    except ValueError:
+        return None
+    found = list(fields(rest))
+    if any(number == 1 for number, _ in found):
+        return None
+    return row, _step(found)
+
+
+def _learn(heads: Iterable[bytes], log: _Log) -> bool:
+    """Take up the keys of new heads; false if there is one that is not usual."""
+    for head in heads:
+        if head not in log.names:
+            key = _head_key(head)
+            if key is None or key.endswith("._type"):  # of a media object, whose numbers are no metrics
+                return False
+            log.names[head] = key
+            if key.startswith("_"):
+                log.hidden.add(key)
+    return True
+
+
+def _head_key(head: bytes) -> str | None:
+    """The key in the head of an item (its tag and length, those of the one key part, the key), if that is all."""
+    usual = len(head) > 4 and head[0] == 0x0A and head[1] < 0x80 and head[2] in b"\n\x12" and head[3] == len(head) - 4
+    return head[4:].decode("utf-8", "replace") if usual and head[3] < 0x80 else None
+
+
+def _step(found: Iterable[tuple[int, Value]]) -> int:
+    message = next((as_bytes(value) for number, value in found if number == 2), b"")
+    return next((signed(v) for n, v in fields(message) if n == 1), 0)
 
 
 def _item(item: bytes) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import RunData, grown, mean_measure, measured
+from verl_audit.measure.run import RunData, grown, mean_measure, mean_of, measured
 from verl_audit.measure.stats import Array, Estimate, ar1_mean, fraction, log_ratio, variance_ratio
 
 REASONS = ("stale_groups", "filtered_groups", "failed_groups", "surplus_groups")
@@ -32,7 +32,8 @@ def ledger(run: RunData) -> dict[str, float | None]:
     counts: dict[str, float | None] = {reason: _count(run, reason) for reason in REASONS}
     counts["overflow_groups"] = _overflow(run)
     per_step = run.number("groups_per_step")
-    counts["trained_groups"] = None if per_step is None or not len(run.train_steps) else per_step * len(run.train_steps)
+    known = per_step is not None and len(run.train_steps) > 0 and not run.all_picked
+    counts["trained_groups"] = per_step * len(run.train_steps) if known and per_step is not None else None
     counts["decided"] = None if counts["trained_groups"] is None else _sum(counts)
     return counts
 
@@ -49,7 +50,7 @@ def most_trained(run: RunData) -> float | None:
     """
     tokens, response, prompt = (run.get(s) for s in ("tokens_step", "response_length_mean", "prompt_length_mean"))
     steps = np.intersect1d(np.intersect1d(tokens.step, response.step), prompt.step)
-    if not len(steps):
+    if not len(steps) or run.all_picked:
         return None
     each = sum(s.value[np.isin(s.step, steps)] for s in (response, prompt))
     trajectories = float(np.median(tokens.value[np.isin(tokens.step, steps)] / np.maximum(each, 1))) * len(
@@ -60,6 +61,8 @@ def most_trained(run: RunData) -> float | None:
 
 def _count(run: RunData, reason: str) -> float | None:
     series = run.get(reason)
+    if run.picked(reason):
+        return None
     if len(series):
         return float(series.value.sum())
     return 0.0 if run.facts.get("trainer") in ABSENT[reason] else None
@@ -93,6 +96,7 @@ def eviction_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Me
     yield mean_measure("response_clip_share", run.get("response_clip_share").value)
     shift = _shift(run, baselines, "prompt_length_mean") if _same_data(run, baselines) else None
     yield measured("prompt_length_shift", shift)
+    yield measured("kept_length_shift", _kept_shift(run))
     yield measured("response_length_shift", _shift(run, baselines, "response_length_mean") if baselines else None)
     yield measured("batch_clumping", _clumping(run, baselines))
     yield measured("trained_val_divergence", _divergence(run, baselines))
@@ -161,6 +165,19 @@ def _shift(run: RunData, baselines: Sequence[RunData], signal: str) -> Estimate 
     first, last = max(s.step.min() for s in series), min(s.step.max() for s in series)
     common = [s.at(lambda step: (step >= first) & (step <= last)).value for s in series]
     return log_ratio(common[0], np.concatenate(common[1:])) if len(common) > 1 else None
+
+
+def _kept_shift(run: RunData) -> Estimate | float | None:
+    """Mean over steps of ln(kept / generated length); both are of one framework, which counts their tokens alike."""
+    made, kept = run.get("generated_length_mean"), run.get("kept_length_mean")
+    common = np.intersect1d(made.step[made.value > 0], kept.step[kept.value > 0])
+    if not len(common):
+        return None
+    shift = np.zeros(len(made))
+    inside = np.isin(made.step, common)
+    shift[inside] = np.log(kept.value[np.isin(kept.step, common)] / made.value[inside])
+    beside_drops = run.has("evicted_length_mean")  # kept lengths are then logged only in steps that dropped some
+    return mean_of(shift if beside_drops else shift[inside])
 
 
 def _clumping(run: RunData, baselines: Sequence[RunData]) -> Estimate | None:

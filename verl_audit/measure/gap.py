@@ -14,11 +14,17 @@ from verl_audit.measure.stats import Array, Estimate, early_late, ratio_of_means
 
 GAPS = ("gap_prob_mean", "gap_kl", "gap_logp_abs")
 """Gauges of the gap, most telling first; each has its own unit, so ratios only ever pair a gauge with itself."""
+TRENDING = (*GAPS, "gap_k3")
+"""Gauges that may be compared with themselves over time. k3 is quadratic in the gap, so it is no share of one."""
+
+LAGS = ("lag_oldest_max", "lag_admission_max", "lag_newest_max", "lag_mean", "lag_admission_mean")
+"""Gauges of the largest lag in a step, most telling first. The lag since admission bounds that of the oldest token from
+above: a step where it is 0 has lag 0, though others may have it too."""
 
 
 def largest_lag(run: RunData) -> Series:
-    """Largest lag in a step as far as it is logged (a mean bounds it from below, and is 0 only where all are)."""
-    return run.get("lag_oldest_max", "lag_newest_max", "lag_mean")
+    """Largest lag in a step as far as it is logged (a mean is 0 only where all are)."""
+    return run.get(*LAGS)
 
 
 def lag0_steps(run: RunData) -> Array | None:
@@ -33,7 +39,7 @@ def lag0_steps(run: RunData) -> Array | None:
 def is_on_policy(run: RunData) -> bool:
     """Whether every step is known to have lag 0."""
     steps = lag0_steps(run)
-    return steps is not None and len(largest_lag(run)) in (0, len(steps))
+    return steps is not None and not run.picked(*LAGS) and len(largest_lag(run)) in (0, len(steps))
 
 
 def at_lag0(run: RunData, series: Series) -> Series:
@@ -65,6 +71,8 @@ def gap_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Measure
     yield mean_measure("gap_kl_lag0", at_lag0(run, kl).value)
     yield mean_measure("gap_logp_mean", logp.value)
     yield mean_measure("gap_logp_lag0", at_lag0(run, logp).value)
+    yield mean_measure("gap_k3_mean", run.get("gap_k3").value)
+    yield mean_measure("gap_k3_lag0", at_lag0(run, run.get("gap_k3")).value)
     yield mean_measure("pearson_mean", run.get("gap_pearson").value)
     yield mean_measure("pearson_lag0", at_lag0(run, run.get("gap_pearson")).value)
     yield from _against_baselines(run, baselines)
@@ -91,7 +99,7 @@ def _against_baselines(run: RunData, baselines: Sequence[RunData]) -> Iterator[M
         "gap_prob_lag0_ratio",
         _ratio(at_lag0(run, run.get("gap_prob_mean")), [at_lag0(b, b.get("gap_prob_mean")) for b in baselines]),
     )
-    for name, gauge in (("gap_prob_ratio", "gap_prob_mean"), ("gap_kl_ratio", "gap_kl")):
+    for name, gauge in (("gap_prob_ratio", "gap_prob_mean"), ("gap_kl_ratio", "gap_kl"), ("gap_k3_ratio", "gap_k3")):
         yield measured(name, _ratio(run.get(gauge), [b.get(gauge) for b in baselines]))
 
 
@@ -107,7 +115,7 @@ def _ratio(ours: Series, theirs: Sequence[Series]) -> Estimate | float | None:
 
 
 def _over_time(run: RunData) -> Iterator[Measure]:
-    gauge = run.get(*GAPS)
+    gauge = run.get(*TRENDING)
     level0 = at_lag0(run, gauge)
     for name, series in (("gap_trend", gauge), ("gap_trend_lag0", level0)):
         early, late = early_late(series.value) if len(series) >= 3 else (series.value, series.value)

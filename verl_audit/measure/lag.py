@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from verl_audit.measure.gap import GAPS, at_lag0, ess_series, is_on_policy
+from verl_audit.measure.gap import GAPS, TRENDING, at_lag0, ess_series, is_on_policy
 from verl_audit.measure.model import Measure
 from verl_audit.measure.run import RunData, Series, grown, mean_measure, measured
 from verl_audit.measure.stats import Array, ar1_mean, correlation_of_changes, slope
@@ -65,7 +65,7 @@ def _updates(lag: Measure, k: float | None) -> Measure:
 
 
 def _lag_against_gap(run: RunData, lag: Series) -> Measure:
-    gauge = run.get(*GAPS)
+    gauge = run.get(*TRENDING)
     common = np.intersect1d(lag.step, gauge.step)
     x, y = lag.value[np.isin(lag.step, common)], gauge.value[np.isin(gauge.step, common)]
     if len(x) < 3 or np.diff(x).std() < LAG_MOVES:

@@ -29,6 +29,8 @@ class MeasureDef:
     needs: tuple[tuple[str, ...], ...] = ()
     type: MeasureType = "number"
     baseline: bool = False
+    every_step: bool = False
+    """Whether it needs every step, so that a selection of them is not enough."""
 
 
 @dataclass(frozen=True)
@@ -70,4 +72,5 @@ def _definition(name: str, raw: Mapping[str, object]) -> MeasureDef:
         needs=tuple((n,) if isinstance(n, str) else tuple(n) for n in needs),
         type=raw.get("type", "number"),  # type: ignore[arg-type]
         baseline=bool(raw.get("baseline", False)),
+        every_step=bool(raw.get("every_step", False)),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import duckdb
@@ -48,6 +48,8 @@ class RunData:
     inert: Mapping[str, str] = field(default_factory=dict)
     corrupt: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Scalar | None] = field(default_factory=dict)
+    sampled: frozenset[str] = frozenset()
+    """Signals with points from a source that holds a selection of the rows."""
 
     def get(self, *names: str) -> Series:
         """The first of these signals that has points, else an empty series."""
@@ -66,6 +68,15 @@ class RunData:
         """Whether the signal is logged but cannot answer here; a lag that is 0 by construction does answer."""
         return signal in self.inert and not signal.startswith(("lag_", "span_"))
 
+    def picked(self, *names: str) -> bool:
+        """Whether `get` of these signals gives a selection of what was logged."""
+        return next((n in self.sampled for n in names if self.has(n)), False)
+
+    @property
+    def all_picked(self) -> bool:
+        """Whether every series is a selection, so that nothing tells how many steps there were."""
+        return bool(self.sampled) and self.sampled >= {name for name, s in self.series.items() if len(s)}
+
     @property
     def train_steps(self) -> Array:
         """Steps at which the trainer logged anything of its own, step 0 left out (validation only)."""
@@ -78,24 +89,24 @@ class RunData:
 
 def load(con: duckdb.DuckDBPyConnection, run: str, facts: Mapping[str, Scalar | None]) -> RunData:
     """Read one run's signals out of the store."""
+    names = con.execute(f"SELECT signal, label FROM ({_NAMES}) ORDER BY n", [run]).fetchall()
+    # numbers in place of names, since millions of rows may pass
     columns = con.execute(
-        "SELECT signal, label, step, value, isfinite(value) AS ok FROM signals WHERE run = ? "
-        "ORDER BY signal, label, step",
-        [run],
+        f"SELECT n, step::DOUBLE AS step, value FROM signals JOIN ({_NAMES}) USING (signal, label) WHERE run = ? "
+        "ORDER BY n, step",
+        [run, run],
     ).fetchnumpy()
-    signal, label = np.asarray(columns["signal"], dtype=object), np.asarray(columns["label"], dtype=object)
-    step, value = np.asarray(columns["step"], dtype=float), np.asarray(columns["value"], dtype=float)
-    ok = np.asarray(columns["ok"], dtype=bool)
-    series, labels, nonfinite = {}, {}, {}
-    for name in sorted(set(signal)):
-        mine = signal == name
-        series[name] = _mean_over_labels(step[mine & ok], value[mine & ok])
-        bad = np.unique(step[mine & ~ok])
-        nonfinite[name] = tuple(int(s) for s in bad)
-        labels[name] = {
-            lab: Series(step[mine & ok & (label == lab)], value[mine & ok & (label == lab)])
-            for lab in sorted(set(label[mine]))
-        }
+    number, step, value = (np.asarray(columns[name], dtype=float) for name in ("n", "step", "value"))
+    edges = np.searchsorted(number, np.arange(len(names) + 1))
+    labels: dict[str, dict[str, Series]] = {}
+    nonfinite: dict[str, tuple[int, ...]] = {}
+    for (name, label), start, stop in zip(names, edges[:-1], edges[1:], strict=True):
+        at, seen = step[start:stop], value[start:stop]
+        ok = np.isfinite(seen)
+        labels.setdefault(name, {})[label] = Series(at[ok], seen[ok])
+        bad = {*nonfinite.get(name, ()), *(int(s) for s in at[~ok])}
+        nonfinite[name] = tuple(sorted(bad))
+    series = {name: _mean_over_labels(list(parts.values())) for name, parts in labels.items()}
     standing = con.execute(
         "SELECT signal, min(inert_because), min(corrupt_because) FROM key_map "
         "WHERE run = ? AND signal IS NOT NULL GROUP BY signal ORDER BY signal",
@@ -103,10 +114,37 @@ def load(con: duckdb.DuckDBPyConnection, run: str, facts: Mapping[str, Scalar | 
     ).fetchall()
     inert = {s: why for s, why, _ in standing if why}
     corrupt = {s: why for s, _, why in standing if why and s not in series}
-    return RunData(run, series, labels, {k: v for k, v in nonfinite.items() if v}, inert, corrupt, dict(facts))
+    return RunData(
+        run, series, labels, {k: v for k, v in nonfinite.items() if v}, inert, corrupt, dict(facts), _sampled(con, run)
+    )
 
 
-def _mean_over_labels(step: Array, value: Array) -> Series:
+def _sampled(con: duckdb.DuckDBPyConnection, run: str) -> frozenset[str]:
+    """Signals of sampled sources, and zeros that were filled in beside them."""
+    keys = con.execute(
+        "SELECT DISTINCT key FROM metrics WHERE run = ? AND source_id IN "
+        "(SELECT source_id FROM sources WHERE precision = 'sampled')",
+        [run],
+    ).fetchall()
+    if not keys:
+        return frozenset()
+    rows = con.execute(
+        "SELECT DISTINCT signal FROM signals WHERE run = ? AND (derived OR key IN (SELECT unnest(?)))",
+        [run, [key for (key,) in keys]],
+    ).fetchall()
+    return frozenset(signal for (signal,) in rows)
+
+
+_NAMES = """
+SELECT signal, label, row_number() OVER (ORDER BY signal, label) - 1 AS n
+FROM (SELECT DISTINCT signal, label FROM signals WHERE run = ?)
+"""
+
+
+def _mean_over_labels(parts: Sequence[Series]) -> Series:
+    if len(parts) == 1:
+        return parts[0]
+    step, value = np.concatenate([p.step for p in parts]), np.concatenate([p.value for p in parts])
     steps, where = np.unique(step, return_inverse=True)
     return Series(
         steps, np.bincount(where, value, len(steps)) / np.maximum(np.bincount(where, minlength=len(steps)), 1)
@@ -162,6 +200,17 @@ def without_value(definition: MeasureDef, run: RunData, *, has_baseline: bool, w
     )
 
 
+SELECTION = (
+    "the export holds only sampled points; export the history instead (run.scan_history), or give the .wandb file"
+)
+"""Why a measure that needs every step has no value."""
+
+
+def _picked(definition: MeasureDef, run: RunData) -> bool:
+    """Whether a selection of the steps is all there is of the signals it needs."""
+    return any(run.picked(*alternatives) for alternatives in definition.needs) if definition.needs else run.all_picked
+
+
 def _usable(run: RunData, signal: str) -> bool:
     return run.has(signal) and not run.blind(signal)
 
@@ -181,7 +230,10 @@ def complete(found: Iterable[Measure], run: RunData, *, has_baseline: bool) -> d
     result = {m.name: m for m in found}
     for name, definition in catalog().items():
         have = result.get(name)
-        if definition.unit == "fact":
+        if definition.every_step and _picked(definition, run):
+            low = have.number() if have is not None and name == "steps_logged" else None
+            result[name] = Measure(name, None, definition.unit, low=low, missing=SELECTION)
+        elif definition.unit == "fact":
             value = run.facts.get(name)
             result[name] = Measure(
                 name,

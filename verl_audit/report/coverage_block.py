@@ -9,6 +9,7 @@ from typing import Any
 from verl_audit.diagnose.coverage import TRACES_ONLY
 from verl_audit.report.head_block import Document, settable, trace_only
 from verl_audit.report.page import Page, clean, count, listed, number
+from verl_audit.report.reading import stated
 
 COLUMN = 14
 FEW_UNKNOWN = 6
@@ -103,7 +104,7 @@ def _generated(ledger: Mapping[str, Any]) -> str:
 def show_files(page: Page, document: Document, *, verbose: bool) -> None:
     """The files read, one line or one each, and what was wrong with them."""
     sources = document["sources"]
-    page.heading("Files", _files(sources))
+    page.heading("Files", stated(sources, document["coverage"]["keys"]["unknown"]))
     if verbose and sources:
         for s in sources:
             page.para(s["path"], indent=2, hang=2)
@@ -112,22 +113,10 @@ def show_files(page: Page, document: Document, *, verbose: bool) -> None:
     _show_problems(page, document["problems"], verbose=verbose)
 
 
-def _files(sources: Sequence[Mapping[str, Any]]) -> str:
-    if not sources:
-        return "none read"
-    files = len({s["path"] for s in sources})
-    lost = count(_sum(sources, "values_lost"), "value")
-    return f"{count(files, 'file')}, {count(_sum(sources, 'records'), 'record')}, {lost} lost"
-
-
 def _source(s: Mapping[str, Any]) -> str:
     read = f"{number(s['records'])} records, {number(s['values_read'])} values, {number(s['values_lost'])} lost"
     kind = f"{number(s['bytes'])} bytes, {clean(s['precision'])}, steps {clean(s['step_kind'])}"
     return f"{clean(s['format'])} of {clean(s['runs'])}: {read}, {kind}"
-
-
-def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> int:
-    return sum(row.get(name) or 0 for row in rows)
 
 
 def _show_problems(page: Page, problems: Sequence[Mapping[str, Any]], *, verbose: bool) -> None:

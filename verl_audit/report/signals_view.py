@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from verl_audit.report.page import Page, clean, count, listed, number
+from verl_audit.report.reading import stated
 
 if TYPE_CHECKING:
     import duckdb
@@ -35,6 +36,20 @@ SELECT k.key FROM key_map k JOIN runs r ON r.run = k.run AND r.role = 'run' WHER
 """
 
 
+_SOURCES = """
+SELECT DISTINCT path, format, bytes, records, values_read, values_lost, source_id
+FROM sources JOIN segments USING (source_id) JOIN runs USING (run) WHERE role = 'run' ORDER BY ALL
+"""
+
+
+def read_line(store: duckdb.DuckDBPyConnection) -> str:
+    """What was read for the audited run, on one line."""
+    result = store.execute(_SOURCES)
+    names = [column[0] for column in result.description or ()]
+    sources = [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+    return stated(sources, len(store.execute(_KEYS, ["unknown"]).fetchall()))
+
+
 def signal_rows(store: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]], list[str], list[str]]:
     """Rows for `render_signals` from a store: signals, known keys, unknown keys, all of the audited run."""
     result = store.execute(_ROWS)
@@ -45,9 +60,9 @@ def signal_rows(store: duckdb.DuckDBPyConnection) -> tuple[list[dict[str, Any]],
 
 
 def render_signals(
-    rows: Sequence[Mapping[str, Any]], known: Sequence[str], unknown: Sequence[str], console: Console
+    rows: Sequence[Mapping[str, Any]], known: Sequence[str], unknown: Sequence[str], console: Console, read: str = ""
 ) -> None:
-    """Print one entry a signal, then the keys that are not signals.
+    """Print one entry a signal, then the keys that are not signals, then what was `read`.
 
     A row holds `signal, label, key, points, first_step, last_step, last, derived, unit_kind, against, contains,
     inert_because, corrupt_because`; any of them may be None or absent. `derived`: zeros that were filled in, not read.
@@ -62,6 +77,8 @@ def render_signals(
     page.heading("Keys", f"{len(known)} known and not needed by any rule, {len(unknown)} unknown")
     if unknown:
         page.item("unknown", listed(unknown, MAX_UNKNOWN), indent=2, column=12)
+    if read:
+        page.heading("Files", read)
 
 
 def _show_rows(page: Page, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -34,7 +34,7 @@ def is_store(path: Path) -> bool:
     try:
         with open_kept(path) as con:
             return con.execute("SELECT count(*) FROM meta").fetchone() is not None and bool(
-                con.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'raw_metrics'").fetchone()
+                con.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'segments'").fetchone()
             )
     except duckdb.Error:
         return False

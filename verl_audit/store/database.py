@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from importlib.resources import files
 from pathlib import Path
+from uuid import uuid4
 
 import duckdb
 
 from verl_audit._version import __version__
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+
+MEMORY = "700MB"
+"""What the store takes of the machine's memory; beyond it, tables go to temporary files that end with the process."""
 
 
 def open_store() -> duckdb.DuckDBPyConnection:
     """A fresh in-memory store with all tables; it reaches no file and no network."""
-    con = duckdb.connect(":memory:")
+    spill = Path(tempfile.gettempdir()) / f"verl-audit-{os.getpid()}-{uuid4().hex}"  # made when it is needed
+    con = duckdb.connect(":memory:", config={"memory_limit": MEMORY, "temp_directory": str(spill)})
     con.execute(files("verl_audit.store").joinpath("schema.sql").read_text(encoding="utf-8"))
     con.execute("INSERT INTO meta VALUES (?, ?)", [SCHEMA_VERSION, __version__])
     return con

@@ -3,6 +3,22 @@
 
 CREATE TABLE meta (schema_version INTEGER, tool_version VARCHAR);
 
+-- Behind the views raw_metrics and metrics, which spell keys and kinds out; these tables may change at any time.
+CREATE TYPE value_kind AS ENUM ('finite', 'nan', 'inf', 'nonfinite_unknown', 'clamped', 'rounded');
+CREATE TABLE keys (key_id INTEGER PRIMARY KEY, key VARCHAR NOT NULL);
+CREATE TABLE raw_values (
+    source_id INTEGER NOT NULL, segment INTEGER NOT NULL, record BIGINT NOT NULL, step BIGINT NOT NULL,
+    axis_step BIGINT NOT NULL, key_id INTEGER NOT NULL, value DOUBLE NOT NULL, kind value_kind NOT NULL, wall_time DOUBLE
+);
+CREATE TABLE repeated (source_id INTEGER NOT NULL);  -- sources with a record that holds a key twice
+CREATE TABLE kept_sources (  -- what `--db` needs to read only new files next time; raw_values holds the rows of all of them
+    place VARCHAR NOT NULL, stamp VARCHAR NOT NULL, parts INTEGER NOT NULL, source_id INTEGER NOT NULL, state BLOB NOT NULL
+);
+CREATE TABLE metric_values (
+    source_id INTEGER NOT NULL, segment INTEGER NOT NULL, key_id INTEGER NOT NULL, step BIGINT NOT NULL,
+    value DOUBLE NOT NULL, kind value_kind NOT NULL, wall_time DOUBLE
+);
+
 -- One row a run: the audited one (role 'run') and the baselines (role 'baseline').
 CREATE TABLE runs (
     run VARCHAR PRIMARY KEY,
@@ -34,20 +50,22 @@ CREATE TABLE segments (
 );
 
 -- Every value as logged, one row each. kind: finite, nan, inf, nonfinite_unknown, clamped, rounded.
-CREATE TABLE raw_metrics (
-    source_id INTEGER NOT NULL,
-    segment INTEGER NOT NULL,
-    record BIGINT NOT NULL,         -- log call within the source, from 0
-    step BIGINT NOT NULL,           -- as logged
-    axis_step BIGINT NOT NULL,      -- the version that trained on the values: differs where the framework logs late
-    key VARCHAR NOT NULL,
-    value DOUBLE NOT NULL,
-    kind VARCHAR NOT NULL,
-    wall_time DOUBLE
-);
+CREATE VIEW raw_metrics AS
+SELECT source_id,
+       segment,
+       record,                      -- log call within the source, from 0
+       step,                        -- as logged; counted from 1 where a console prints none
+       axis_step,                   -- the version that trained on the values: differs where the framework logs late
+       key,
+       value,
+       kind::VARCHAR AS kind,
+       wall_time
+FROM raw_values JOIN keys USING (key_id) SEMI JOIN sources USING (source_id);
 
 -- One row per run, key and step: the last process life of each tracker, then the most exact tracker.
-CREATE TABLE metrics (run VARCHAR, key VARCHAR, step BIGINT, value DOUBLE, kind VARCHAR, wall_time DOUBLE, source_id INTEGER);
+CREATE VIEW metrics AS
+SELECT run, key, step, value, kind::VARCHAR AS kind, wall_time, source_id
+FROM metric_values JOIN keys USING (key_id) JOIN segments USING (source_id, segment);
 
 -- (run, key, step) that two trackers report differently, beyond what their formats round.
 CREATE TABLE differences (run VARCHAR, key VARCHAR, step BIGINT, source_a VARCHAR, a DOUBLE, source_b VARCHAR, b DOUBLE);
