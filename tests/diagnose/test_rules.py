@@ -15,6 +15,7 @@ import pytest
 from verl_audit.diagnose.cases import CaseResult, missing_kinds, run_cases
 from verl_audit.diagnose.evaluate import SUFFIXES, RuleSet, columns_of
 from verl_audit.diagnose.rules import Rule, RuleError, load_files, parse
+from verl_audit.ingest.adapters import load_signals
 from verl_audit.measure.model import catalog
 from verl_audit.store.database import open_store
 
@@ -23,17 +24,7 @@ RULES = load_files([RULES_DIR])
 FOLDER_STEP = {path.name: int(path.name[0]) for path in RULES_DIR.glob("[0-9]-*")}
 STEP_CAUSE = {0: "health", 1: "mismatch", 2: "staleness", 3: "eviction", 4: "sync", 5: "resources"}
 
-SIGNALS = """
-    reward_trained score_trained validation response_length_mean prompt_length_mean gap_prob_mean
-    gap_prob_max gap_pearson gap_kl gap_k3 gap_logp_abs chi2_token ess is_weight_mean tis_share
-    rs_masked_share clip_share ppo_kl entropy grad_norm lr pg_loss lag_mean lag_newest_mean lag_newest_max
-    lag_newest_min lag_oldest_mean lag_oldest_max span_mean span_max stale_groups stale_age_mean
-    stale_age_max filtered_groups surplus_groups failed_groups time_step time_gen time_update_actor
-    time_update_weights throughput trainer_idle_share rollout_idle_share overflow_groups_total
-    generated_groups_total stale_trajectories_total partial_share partial_span_max sync_payload_mb
-    aborted_share response_clip_share response_length_min response_length_max score_trained_max
-    score_trained_min
-""".split()  # noqa: SIM905
+SIGNALS = sorted(load_signals())
 RAW = {
     "id": "x", "step": 1, "cause": "mismatch", "title": "t", "severity": "low",
     "when": "ess < 1", "explain": "e",
