@@ -17,6 +17,7 @@ from verl_audit.diagnose.rules import builtin_dir, load_files
 from verl_audit.measure.compute import Context, compute
 from verl_audit.measure.eviction import ledger
 from verl_audit.measure.gap import at_lag0, ess_series, is_on_policy, lag0_steps
+from verl_audit.measure.health import ONSETS
 from verl_audit.measure.lag import in_updates
 from verl_audit.measure.model import Measure, MeasureDef, catalog
 from verl_audit.measure.run import EMPTY, SELECTION, RunData, Series, without_value
@@ -66,9 +67,14 @@ def full() -> tuple[RunData, RunData]:
         "lag_oldest_max": {s: float(s > 20) for s in steps},
         "gap_kl": moving,
         "gap_logp_abs": moving,
-        "grad_norm": moving,
+        "lr": {s: 1.0 if s < 50 else 0.01 for s in steps},
+        "score_trained_min": dict.fromkeys(steps, 0.0),
+        "score_trained_max": dict.fromkeys(steps, 1.0),
     }
-    signals |= {"validation": {s: 1 - math.exp(-s / 20) + 0.001 * math.cos(s) for s in range(0, 61, 5)}}
+    signals |= {name: {s: 0.3 + (s > 30) + 0.01 * math.sin(s) for s in steps} for name in ONSETS.values()}
+    signals |= {
+        "validation": {s: 1 - math.exp(-s / 20) + 0.001 * math.cos(s) - 0.01 * max(s - 30, 0) for s in range(0, 61, 5)}
+    }
     facts = {
         "trainer": "fully_async",
         "is_async": True,

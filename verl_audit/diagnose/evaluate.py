@@ -13,7 +13,7 @@ from typing import Any
 
 import duckdb
 
-from verl_audit.diagnose.rules import Confidence, Rule, RuleCause, RuleError, Severity, Status
+from verl_audit.diagnose.rules import Cause, Confidence, Rule, RuleCause, RuleError, Severity, Status
 from verl_audit.measure.model import Measure, MeasureType, Scalar, catalog
 
 Values = Mapping[str, Scalar | None]
@@ -42,6 +42,10 @@ class Finding:
     evidence: str = ""
     remedy: tuple[Mapping[str, str], ...] = ()
     refs: tuple[str, ...] = ()
+    onset: tuple[float, float] | None = None
+    """Interval of the step at which what it reports began, where the rule names a measure that dates it."""
+    follows: tuple[Cause, ...] = ()
+    """Causes whose consequence it can be."""
     error: str = ""
 
 
@@ -171,8 +175,16 @@ def _finding(
         evidence=rule.evidence,
         remedy=tuple({"framework": r.framework, "set": r.set, "price": r.price} for r in rule.remedy),
         refs=rule.refs,
+        onset=_onset(rule, filled) if filled else None,
+        follows=rule.follows,
         error=error,
     )
+
+
+def _onset(rule: Rule, values: Values) -> tuple[float, float] | None:
+    low, high = (values.get(f"{rule.onset}{suffix}") for suffix in ("_low", "_high"))
+    dated = isinstance(low, int | float) and isinstance(high, int | float)
+    return (float(low), float(high)) if dated and low is not None and high is not None else None
 
 
 def _boolean(

@@ -67,6 +67,10 @@ class Rule:
     confirm: str = ""
     decisive: str = ""
     """The decisive numbers in a few words, with measures filled in; stands in the verdict and the four-step table."""
+    onset: str = ""
+    """A measure that dates what the rule reports: its low and high ends are the interval of the step."""
+    follows: tuple[Cause, ...] = ()
+    """Causes whose consequence the reported event can be: while one of them is at work it explains nothing."""
     applies: str = ""
     evidence: str = ""
     params: Mapping[str, Param] = field(default_factory=dict)
@@ -103,7 +107,19 @@ def _kind(value: Scalar) -> str:
 
 
 REQUIRED = ("id", "step", "cause", "title", "when", "severity", "explain")
-OPTIONAL = ("confidence", "confirm", "decisive", "applies", "evidence", "params", "remedy", "refs", "cases")
+OPTIONAL = (
+    "confidence",
+    "confirm",
+    "decisive",
+    "onset",
+    "follows",
+    "applies",
+    "evidence",
+    "params",
+    "remedy",
+    "refs",
+    "cases",
+)
 
 
 def builtin_dir() -> Path:
@@ -165,6 +181,8 @@ def parse(raw: Mapping[str, Any], file: str = "<rule>") -> Rule:
         explain=str(raw["explain"]).strip(),
         confirm=str(raw.get("confirm", "")).strip(),
         decisive=str(raw.get("decisive", "")).strip(),
+        onset=str(raw.get("onset", "")),
+        follows=tuple(_one_of(c, CAUSES, file, "follows") for c in raw.get("follows") or ()),
         applies=str(raw.get("applies", "")),
         evidence=str(raw.get("evidence", "")).strip(),
         params={name: _param(name, value, file) for name, value in (raw.get("params") or {}).items()},
@@ -182,6 +200,7 @@ def _check_shapes(raw: Mapping[str, Any], file: str) -> None:
         ("params", dict, "a mapping"),
         ("remedy", list, "a list"),
         ("refs", list, "a list"),
+        ("follows", list, "a list"),
         ("cases", list, "a list"),
     ):
         if raw.get(name) is not None and not isinstance(raw[name], kind):

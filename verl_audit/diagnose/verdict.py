@@ -57,7 +57,7 @@ def decide(
     `error` is the exception that stopped the run, told when it died before its first step.
     """
     risks = tuple(c for c in CAUSES if judged[c].risk and judged[c].status not in ("implicated", "contributing"))
-    health = _health(findings, at_work=any(j.risk for j in judged.values()))
+    health = _health(findings, judged, symptom)
     if health is not None:
         words = health.title[0].lower() + health.title[1:]
         if error and measures["died_before_step1"].value is True:
@@ -77,19 +77,48 @@ def decide(
         key=lambda c: judged[c].status != "implicated",
     )
     if named:
-        return _cause(tuple(named), judged, symptom, risks)
+        return _cause(tuple(named), judged, symptom, risks, _followed(findings, named))
     return _without_cause(judged, findings, symptom, measures, risks)
 
 
-def _health(findings: Sequence[Finding], *, at_work: bool) -> Finding | None:
-    """A health event that explains the curve alone: critical always, high only while none of the four is at work."""
-    bars = ("critical",) if at_work else ("critical", "high")
-    fired = [f for f in findings if f.cause == "health" and f.status == "fired" and f.severity in bars]
-    return min(fired, key=lambda f: bars.index(f.severity), default=None)
+def _health(findings: Sequence[Finding], judged: Mapping[Cause, Judgement], symptom: Symptom) -> Finding | None:
+    """The health event that explains the curve: a critical one always, else the first high one that stands alone."""
+    fired = [f for f in findings if f.cause == "health" and f.status == "fired"]
+    critical = [f for f in fired if f.severity == "critical"]
+    high = [f for f in fired if f.severity == "high" and _explains(f, judged, symptom)]
+    return next(iter(critical), None) or min(high, key=lambda f: f.onset or (0.0, 0.0), default=None)
+
+
+def _explains(event: Finding, judged: Mapping[Cause, Judgement], symptom: Symptom) -> bool:
+    """Whether an event can be why reward flattened.
+
+    Not where no slowdown is there to explain, nor while a cause is at work whose consequence it can be; beside a
+    proven cause only if the run fell behind after the event began.
+    """
+    if symptom.state == "not_shown" or any(judged[c].risk for c in event.follows):
+        return False
+    if all(j.status != "implicated" for j in judged.values()):
+        return True
+    behind = symptom.onset
+    return behind is not None and event.onset is not None and event.onset[1] <= behind[0]
+
+
+def _followed(findings: Sequence[Finding], named: Sequence[Cause]) -> str:
+    """Health events that followed the named causes, with their onset."""
+    events = [f for f in findings if f.cause == "health" and f.status == "fired" and set(f.follows) & set(named)]
+    told = [
+        f.title[0].lower() + f.title[1:] + (f" (from step {f.onset[0]:.0f} to {f.onset[1]:.0f} on)" if f.onset else "")
+        for f in events
+    ]
+    return f" It was followed by this: {'; '.join(told)}." if told else ""
 
 
 def _cause(
-    named: tuple[Cause, ...], judged: Mapping[Cause, Judgement], symptom: Symptom, risks: tuple[Cause, ...]
+    named: tuple[Cause, ...],
+    judged: Mapping[Cause, Judgement],
+    symptom: Symptom,
+    risks: tuple[Cause, ...],
+    followed: str,
 ) -> Verdict:
     first = judged[named[0]]
     damage, least, _ = first.damage or (0.0, 0.0, 0.0)
@@ -101,7 +130,7 @@ def _cause(
     also = f", with {' and '.join(NAMES[c] for c in named[1:])} contributing" if len(named) > 1 else ""
     told = "of the training signal" in first.because
     cost = first.because if told else f"{first.because}; {damage:.1%} of the training signal is lost to it"
-    sentence = f"{_upper(NAMES[named[0]])}{also}: reward is slower ({symptom.because}); {cost}."
+    sentence = f"{_upper(NAMES[named[0]])}{also}: reward is slower ({symptom.because}); {cost}.{followed}"
     return Verdict("cause", named, risks, None, confidence, because, sentence, _missing(judged, symptom))
 
 

@@ -232,6 +232,8 @@ def _finding(f: Finding, measures: Mapping[str, Measure], store: duckdb.DuckDBPy
         "severity": f.severity,
         "confidence": f.confidence,
         "title": f.title,
+        "onset": None if f.onset is None else {"low": f.onset[0], "high": f.onset[1]},
+        "follows": list(f.follows),
         "explain": f.explain,
         "decisive": f.decisive,
         "measures": dict(f.measures),
