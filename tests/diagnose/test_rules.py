@@ -30,6 +30,8 @@ SIGNALS = """
     lag_newest_min lag_oldest_mean lag_oldest_max span_mean span_max stale_groups stale_age_mean
     stale_age_max filtered_groups surplus_groups failed_groups time_step time_gen time_update_actor
     time_update_weights throughput trainer_idle_share rollout_idle_share overflow_groups_total
+    wait_seconds in_flight_groups queue_size active_tasks rollout_seconds rollout_seconds_p95
+    rollout_seconds_max
     generated_groups_total stale_trajectories_total partial_share partial_span_max sync_payload_mb
     aborted_share response_clip_share response_length_min response_length_max score_trained_max
     score_trained_min

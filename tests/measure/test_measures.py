@@ -77,6 +77,7 @@ def full() -> tuple[RunData, RunData]:
         "samples_per_step": 8000.0,
         "updates_per_version": 2.0,
         "train_files": "a.parquet",
+        "fa_staleness_share": 0.5,
     }
     made = run(facts, **signals)
     return replace(made, nonfinite={"grad_norm": (7,)}), made
