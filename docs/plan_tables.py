@@ -11,15 +11,15 @@ from click.testing import CliRunner
 from verl_audit.cli import main
 from verl_audit.plan.des import Setting, Simulated, setting_of, simulate
 from verl_audit.plan.split import (
-    Candidates,
     best_ratio,
     fluid_cycle,
+    one,
     overlap,
     predict,
     sync_share,
 )
 from verl_audit.plan.tail import lognormal, makespan
-from verl_audit.plan.workload import Reference, Work, Workload
+from verl_audit.plan.workload import Workload, two_pools
 
 Rows = Iterable[Sequence[str]]
 
@@ -81,23 +81,18 @@ MEAN = 0.93
 SYNC = 0.18
 
 
-def _workload(a: float, b: float, k: float, size: float, **other: float | bool | None) -> Workload:
-    return Workload(
-        "separate_async",
-        Work(a / k, 1),
-        Work(b / k, 1),
-        Reference(1, 2, ""),
-        SYNC,
-        512 / size / k,
-        size,
-        128,
-        lognormal(1.0, 4),
-        **other,  # type: ignore[arg-type]
+def _workload(a: float, b: float, k: float, size: float, evict_above: float | None = None) -> Workload:
+    """512 trajectories a cycle on 128 slots; a and b are times of a cycle."""
+    return two_pools(
+        slots=128,
+        groups=512 / size / k,
+        group_size=size,
+        mean_duration=a * 128 / 512,
+        update_seconds=b / k,
+        sync_seconds=SYNC,
+        durations=lognormal(1.0, 4),
+        evict_above=evict_above,
     )
-
-
-def _at(k: float, theta: float) -> Candidates:
-    return Candidates(*(np.array([float(x)]) for x in (1, 1, k, theta)))
 
 
 def simulated(work: Workload, k: float, theta: float) -> Simulated:
@@ -128,7 +123,7 @@ def _cycle() -> Rows:
         work = _workload(a * MEAN, b * MEAN, k, size)
         found = simulated(work, k, theta).cycle
         fluid = float(fluid_cycle(a * MEAN, b * MEAN, k, theta, SYNC))
-        said = float(predict(work, _at(k, theta)).cycle[0])
+        said = float(predict(work, one(1, 1, k, theta)).cycle[0])
         yield (
             f"{a * MEAN:.2f}, {b * MEAN:.2f}", str(k), f"{theta:g}", str(size), f"{found:.2f}",
             f"{fluid:.2f}", f"{fluid / found - 1:+.0%}", f"{said:.2f}", f"{said / found - 1:+.1%}",
@@ -145,7 +140,7 @@ def _errors() -> Rows:
         there = f"a = {a * MEAN:.2f}, b = {b * MEAN:.2f}, k = {k}, theta = {theta:g}, G = {size}"
         fluid = float(fluid_cycle(a * MEAN, b * MEAN, k, theta, SYNC))
         off["without tails"].append((fluid / found - 1, there))
-        off["with tails"].append((float(predict(work, _at(k, theta)).cycle[0]) / found - 1, there))
+        off["with tails"].append((float(predict(work, one(1, 1, k, theta)).cycle[0]) / found - 1, there))
     for name, errors in off.items():
         sizes = np.abs([e for e, _ in errors])
         worst, there = max(errors, key=lambda e: abs(e[0]))
@@ -157,7 +152,7 @@ def _lag() -> Rows:
     for (a, b, k, theta), size in product(((4, 2, 1, 1.0), (4, 2, 4, 1.0), (2, 4, 1, 2.0), (4, 4, 4, 0.3)), (1, 8)):
         work = _workload(a * MEAN, b * MEAN, k, size)
         run = simulated(work, k, theta)
-        said = float(predict(work, _at(k, theta)).lag_versions[0])
+        said = float(predict(work, one(1, 1, k, theta)).lag_versions[0])
         carried = run.under_way / (512 / size) - 1
         yield (
             f"{a * MEAN:.2f}, {b * MEAN:.2f}", str(k), f"{theta:g}", str(size), f"{run.lag_versions:.2f}",
@@ -169,7 +164,7 @@ def _eviction() -> Rows:
     for (a, b), (theta, threshold) in product(((2, 4), (6.5, 4)), ((1.0, 4.0), (2.0, 3.0), (2.0, 2.0), (3.0, 2.0))):
         work = _workload(a * MEAN, b * MEAN, 1, 8, evict_above=threshold)
         run = simulated(work, 1, theta)
-        said = float(predict(work, _at(1, theta)).evicted[0])
+        said = float(predict(work, one(1, 1, 1, theta)).evicted[0])
         yield (
             f"{a * MEAN:.2f}, {b * MEAN:.2f}", f"{theta:g}", f"{threshold:g}", f"{run.evicted:.1%}", f"{said:.1%}"
         )  # fmt: skip
@@ -208,18 +203,17 @@ def _staleness() -> Rows:
         fluid = float(fluid_cycle(a, b, 4, theta))
         cells = [f"{fluid:.0f} s", _signed(fluid, cycle)]
         for slots in (256, 950):
-            work = Workload(
-                "fully_async",
-                Work(a / 4, 1),
-                Work(b / 4, 1),
-                Reference(1, 2, ""),
-                0.0,
-                128,
-                16,
-                slots,
-                lognormal(1.0, 4),
+            work = two_pools(
+                slots=slots,
+                groups=128,
+                group_size=16,
+                mean_duration=a * slots / 8192,
+                update_seconds=b / 4,
+                sync_seconds=0.0,
+                durations=lognormal(1.0, 4),
+                mode="fully_async",
             )
-            said = float(predict(work, _at(4, theta)).cycle[0])
+            said = float(predict(work, one(1, 1, 4, theta)).cycle[0])
             cells += [f"{said:.0f} s", _signed(said, cycle)]
         yield (f"{theta:g}", f"{cycle:.0f} s", *cells)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,31 +18,30 @@ from verl_audit.plan.split import (
     best_ratio,
     fluid_cycle,
     least_theta,
+    one,
     overlap,
     overlap_of,
     predict,
     sync_share,
 )
 from verl_audit.plan.tail import lognormal
-from verl_audit.plan.workload import Reference, Work, Workload
+from verl_audit.plan.workload import Work, Workload, two_pools
 
 LENGTHS = lognormal(1.0, 4)
 SYNC = 0.18
 TIMES = st.floats(0.1, 50)
 
 
-def workload(a: float, b: float, k: float, size: float = 1, **other: object) -> Workload:
+def workload(a: float, b: float, k: float, size: float = 1, **other: Any) -> Workload:
     """512 trajectories a cycle on 128 slots; a and b are times of a cycle."""
-    given = {
-        "mode": "separate_async", "rollout": Work(a / k, 1), "train": Work(b / k, 1), "reference": Reference(1, 2, ""),
-        "sync_seconds": SYNC, "groups": 512 / size / k, "group_size": size, "slots_per_card": 128.0,
-        "durations": LENGTHS, **other,
-    }  # fmt: skip
-    return Workload(**given)  # type: ignore[arg-type]
+    return two_pools(
+        slots=128, groups=512 / size / k, group_size=size, mean_duration=a * 128 / 512, update_seconds=b / k,
+        sync_seconds=SYNC, durations=LENGTHS, **other,
+    )  # fmt: skip
 
 
 def at(k: float, theta: float, cards: tuple[float, float] = (1, 1)) -> Candidates:
-    return Candidates(*(np.array([float(x)]) for x in (*cards, k, theta)))
+    return one(*cards, k, theta)
 
 
 def both(work: Workload, k: float, theta: float) -> tuple[Prediction, Simulated]:

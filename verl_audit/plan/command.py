@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -37,7 +38,16 @@ def _numbers(least: float, *, whole: bool = False) -> Any:
     return convert
 
 
+def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    """A click callback: ranges let NaN and infinity pass."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number to plan with")
+    return value
+
+
 def _option(*names: str, **how: Any) -> Any:
+    if isinstance(how.get("type"), click.FloatRange):
+        how["callback"] = _finite
     return click.option(*names, **how)
 
 
@@ -76,7 +86,7 @@ OPTIONS = (
     _option(
         "--train-multiple",
         type=CARDS,
-        help="Training cards come in these (TP x PP x CP) [default: 8 where it divides].",
+        help="Training cards come in these (TP x PP x CP) [default: 8, 4 or 2, if it leaves 7 splits].",
     ),
     _option("--rollout-multiple", type=CARDS, help="Rollout cards come in these (TP) [default: as for training]."),
     _option(
@@ -191,7 +201,7 @@ def _limits(asked: Mapping[str, Any], profile: Profile) -> Limits:
     cards = asked["cards"] or profile.cards
     if cards < 2:
         raise AuditError("the run has 1 card, which cannot be split; give --cards")
-    usual = 8 if cards % 8 == 0 and cards > 8 else 1
+    usual = next(m for m in (8, 4, 2, 1) if cards % m == 0 and (cards >= 8 * m or m == 1))
     train = asked["train_multiple"] or usual
     return Limits(
         cards,

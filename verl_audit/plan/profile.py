@@ -15,7 +15,7 @@ from verl_audit.measure.run import RunData, Series
 from verl_audit.measure.run import load as load_run_data
 from verl_audit.measure.stats import ar1_mean
 from verl_audit.pipeline import Loaded
-from verl_audit.plan.split import Candidates, predict
+from verl_audit.plan.split import one, predict
 from verl_audit.plan.tail import Durations, from_sample, lognormal, makespan, sigma_of
 from verl_audit.plan.workload import Mode, Reference, Unknown, Work, Workload
 
@@ -486,8 +486,7 @@ def _bounded(reading: _Reading, loaded: Loaded, work: Workload, seen: Measured) 
 
 def _cycle(work: Workload, seen: Measured, rollout_seconds: float) -> float:
     trial = replace(work, rollout=replace(work.rollout, seconds=rollout_seconds), evict_above=None)
-    numbers = (seen.pools[0], seen.pools[1], seen.updates, seen.theta)
-    return float(predict(trial, Candidates(*(np.array([n]) for n in numbers))).cycle[0])
+    return float(predict(trial, one(*seen.pools, seen.updates, seen.theta)).cycle[0])
 
 
 def _solve(excess: Callable[[float], float], high: float) -> float:

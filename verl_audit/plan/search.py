@@ -12,7 +12,7 @@ from verl_audit.errors import AuditError
 from verl_audit.measure.stats import Array, normal_quantile
 from verl_audit.plan.des import Simulated, setting_of, simulate
 from verl_audit.plan.profile import Profile
-from verl_audit.plan.split import TERMS, Candidates, Prediction, overlap, predict
+from verl_audit.plan.split import TERMS, Candidates, Prediction, one, overlap, predict
 from verl_audit.plan.tail import lognormal
 from verl_audit.plan.workload import Workload
 
@@ -103,6 +103,8 @@ class Plan:
     """Largest updates per card and second over the reference's, at perfect overlap."""
     none_allowed: str = ""
     """Which budget no setting keeps, if so."""
+    now: Split | None = None
+    """The profiled run as it is, where it has two pools: the model's account of it."""
 
 
 def make_plan(profile: Profile, limits: Limits, *, simulated: bool = True, seed: int = 0) -> Plan:
@@ -128,7 +130,15 @@ def make_plan(profile: Profile, limits: Limits, *, simulated: bool = True, seed:
         tuple(name for name, _ in stories),
         bound_per_card(work),
         why,
+        _now(profile),
     )
+
+
+def _now(profile: Profile) -> Split | None:
+    if profile.train_cards is None or profile.rollout_cards is None:
+        return None
+    here = one(profile.train_cards, profile.rollout_cards, profile.updates, profile.theta)
+    return _split(profile.work, here, predict(profile.work, here), 0, allowed=True)
 
 
 def grid_of(profile: Profile, limits: Limits) -> Candidates:

@@ -85,6 +85,11 @@ class Prediction:
         return Prediction(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
+def one(train_cards: float, rollout_cards: float, updates: float, theta: float) -> Candidates:
+    """A single candidate."""
+    return Candidates(*(np.array([float(x)]) for x in (train_cards, rollout_cards, updates, theta)))
+
+
 def overlap(a: ArrayLike, b: ArrayLike, s: ArrayLike) -> Array:
     """A(s) = max(a, b) + (1 - s) min(a, b): a step whose shorter part is hidden to the share s."""
     a, b, s = map(floats, (a, b, s))

@@ -104,7 +104,8 @@ def _cells(figure: Heatmap, left: float, top: float, cell: float) -> Iterator[st
                 continue
             x, y = left + j * cell, top + (rows - 1 - i) * cell
             fill, dark = colour(value, scale)
-            yield _rect(x, y, cell, cell, fill, " stroke='white' stroke-width='.5'" if labelled else "")
+            edge = " stroke='white' stroke-width='.5'" if labelled else " shape-rendering='crispEdges'"
+            yield _rect(x, y, cell, cell, fill, edge)
             if labelled:
                 shown = f"{value:.2f}" if value < 9.995 else f"{value:.0f}"
                 yield _text(x + cell / 2, y + cell / 2 + 4, shown, anchor="middle", fill="white" if dark else "#222")

@@ -124,7 +124,7 @@ def lognormal(sigma: float, cap: float = math.inf) -> Durations:
     shares = (np.arange(POINTS) + 0.5) / POINTS
     raw = np.exp(sigma * np.array([normal_quantile(p) for p in shares]) - sigma**2 / 2)
     return from_sample(
-        np.minimum(raw, cap), f"log-normal, sigma {sigma:g}" + (f", cut at {cap:g} x mean" * (cap < 1e9))
+        np.minimum(raw, cap), f"log-normal, sigma {sigma:.3g}" + (f", cut at {cap:.3g} x mean" * (cap < 1e9))
     )
 
 

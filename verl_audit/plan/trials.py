@@ -10,7 +10,7 @@ from verl_audit.plan.search import NEAR, Choice, Plan, Split, steps_to_tell
 from verl_audit.plan.workload import KNOB, Mode
 
 NODE = 8
-"""GPUs of a node, for the configuration keys; an uneven number is given as GPUs of one node."""
+"""Most GPUs of a node, for the configuration keys."""
 OFF_BY = 0.1
 """Idle share beyond the prediction that says the model is wrong about a pool: the closed form errs by up to .09."""
 
@@ -82,8 +82,8 @@ def settings(plan: Plan, split: Split) -> tuple[str, ...]:
 
 
 def _nodes(place: str, cards: int) -> str:
-    nodes, each = (cards // NODE, NODE) if cards % NODE == 0 else (1, cards)
-    return f"{place}.nnodes={nodes} {place}.n_gpus_per_node={each}"
+    each = next(n for n in range(NODE, 0, -1) if cards % n == 0)
+    return f"{place}.nnodes={cards // each} {place}.n_gpus_per_node={each}"
 
 
 def _skip(split: Split) -> int:
@@ -117,7 +117,8 @@ def _first(plan: Plan, choice: Choice) -> Trial:
     then = (
         f"trainer waits more than {t + OFF_BY:.0%}: rollouts are slower than profiled; move cards to rollouts",
         f"rollouts idle more than {r + OFF_BY:.0%}, trainer not waiting: updates are slower; move cards to training",
-        "both above: no split mends it; look for drains, stragglers, slow syncs, dead collectors (rules resources-*)",
+        "both above: no split mends it; raise theta if the quota is used up, else look for drains, stragglers, slow "
+        "syncs and dead collectors (verl-audit diagnose, rules resources-*)",
     )
     return _trial(plan, choice, "First choice", "the fastest allowed setting", steps, then)
 

@@ -82,9 +82,33 @@ def _splits(page: Page, plan: Plan, *, everything: bool) -> None:
         page.para(f"{len(plan.splits) - len(shown)} more with --all, all settings with --csv.", 2)
     if any(not s.allowed for s in shown) and not plan.none_allowed:
         page.para("* no setting of this split keeps the budget.", 2)
+    _around_best(page, plan)
+    if plan.now is not None:
+        now = plan.now
+        page.para(
+            f"The run as it is, {now.name} with k = {now.updates} and θ = {now.theta:g}: trainer waiting "
+            f"{now.train_idle:.0%}, rollouts idle {now.rollout_idle:.0%}, sync {now.sync_share:.0%}, lag "
+            f"{now.lag_versions:.1f}/{now.lag_updates:.1f}; it waits for {now.binds}.",
+            2,
+        )
     evicting = [s for s in shown if s.evicted >= 0.005]
     if evicting:
         page.para("Evicted as stale: " + ", ".join(f"{s.name} {s.evicted:.0%}" for s in evicting) + ".", 2)
+
+
+def _around_best(page: Page, plan: Plan) -> None:
+    """What moving cards to either side of the first choice would do."""
+    at = next(i for i, s in enumerate(plan.splits) if s.name == plan.shortlist[0].split.name)
+    best = plan.splits[at]
+    sides = ((at + 1, "training"), (at - 1, "rollouts"))
+    moves = [(plan.splits[i], where) for i, where in sides if 0 <= i < len(plan.splits)]
+    said = [
+        f"{abs(other.train_cards - best.train_cards)} cards to {where} ({other.name}): "
+        f"{other.per_update / best.per_update - 1:+.0%}"
+        for other, where in moves
+    ]
+    if said:
+        page.para(f"Time per update if {best.name} gave {'; '.join(said)}.", 2)
 
 
 def _around(splits: Sequence[Split], best: str) -> Sequence[Split]:

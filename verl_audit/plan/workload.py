@@ -97,3 +97,37 @@ class Workload:
     def mean_duration(self, rollout_cards: Array) -> Array:
         """Seconds of a mean trajectory: a slot's share of the pool's time for one update, t n / N."""
         return self.rollout.on(rollout_cards) * self.slots_per_card * np.asarray(rollout_cards) / self.per_update
+
+
+def two_pools(
+    *,
+    slots: float,
+    groups: float,
+    group_size: float,
+    mean_duration: float,
+    update_seconds: float,
+    sync_seconds: float,
+    durations: Durations,
+    mode: Mode = "separate_async",
+    partial: bool = True,
+    evict_above: float | None = None,
+) -> Workload:
+    """A workload of two pools of one card each, told as a simulation tells it: what any clock can be compared with.
+
+    `slots` trajectories at a time of `mean_duration` seconds, updates of `groups` groups that take `update_seconds`.
+    `predict` at one card each, k and theta then gives cycle, idle shares, lag and evictions.
+    """
+    rollout = groups * group_size * mean_duration / slots
+    return Workload(
+        mode=mode,
+        rollout=Work(rollout, 1),
+        train=Work(update_seconds, 1),
+        reference=Reference(rollout + update_seconds + sync_seconds, 2, "both pools in turn"),
+        sync_seconds=sync_seconds,
+        groups=groups,
+        group_size=group_size,
+        slots_per_card=slots,
+        durations=durations,
+        partial=partial,
+        evict_above=evict_above,
+    )
