@@ -150,6 +150,8 @@ def test_lengths_of_a_file(tmp_path: Path) -> None:
         (*NUMBERS, "--lengths", "absent.txt"),
         (*NUMBERS, "--mode", "sync"),
         (*NUMBERS, "--cards", "1"),
+        (*NUMBERS, "--set", "fact.trainer=sync"),
+        (*NUMBERS, "--cards", "100000", "--train-multiple", "1"),
     ],
     ids=" ".join,
 )
@@ -157,6 +159,13 @@ def test_bad_usage_is_2_and_said_on_stderr(arguments: tuple[str, ...]) -> None:
     result = call(*arguments)
     assert result.exit_code == 2
     assert result.stderr and "Traceback" not in result.output
+
+
+def test_a_very_large_machine() -> None:
+    result = call(*NUMBERS, "--cards", 16384)
+    assert result.exit_code == 0
+    assert set(splits(result)) and all(int(name.partition(":")[0]) % 128 == 0 for name in splits(result))
+    assert "512 trajectories an update are few for 16384 cards" in " ".join(result.stdout.split())
 
 
 def test_without_simulation_it_says_so() -> None:

@@ -53,7 +53,7 @@ def _option(*names: str, **how: Any) -> Any:
 
 OPTIONS = (
     click.argument("run_dir", required=False, type=click.Path(path_type=Path)),
-    _option("--cards", type=click.IntRange(min=2), help="Cards to divide [default: those of the run]."),
+    _option("--cards", type=click.IntRange(2, 1_000_000), help="Cards to divide [default: those of the run]."),
     _option("--baseline", metavar="DIR[#RUN]", help="Synchronous run that tells the rollout time."),
     _option("--run", "run_name", metavar="NAME", help="Which run, when RUN_DIR holds several."),
     _option("--set", "pairs", multiple=True, metavar="fact.NAME=VALUE", help="A fact of the run; may be repeated."),
@@ -149,6 +149,8 @@ def _profile(asked: Mapping[str, Any], progress: Progress | None) -> Profile:
 
     given = _given(asked)
     if asked["run_dir"] is None:
+        if asked["baseline"] or asked["run_name"] or asked["pairs"]:
+            raise AuditError("--baseline, --run and --set are about a run: give RUN_DIR")
         return from_numbers(given)
     baselines = [asked["baseline"]] if asked["baseline"] else []
     facts = read_settings(asked["pairs"], (), None).facts
@@ -195,6 +197,10 @@ def _lengths(path: Path) -> list[float]:
     return numbers
 
 
+MAX_SPLITS = 128
+"""Splits scanned unless multiples are given."""
+
+
 def _limits(asked: Mapping[str, Any], profile: Profile) -> Limits:
     from verl_audit.plan.search import Limits
 
@@ -202,6 +208,8 @@ def _limits(asked: Mapping[str, Any], profile: Profile) -> Limits:
     if cards < 2:
         raise AuditError("the run has 1 card, which cannot be split; give --cards")
     usual = next(m for m in (8, 4, 2, 1) if cards % m == 0 and (cards >= 8 * m or m == 1))
+    while cards // usual > MAX_SPLITS:
+        usual *= 2
     train = asked["train_multiple"] or usual
     return Limits(
         cards,

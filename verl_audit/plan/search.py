@@ -21,6 +21,7 @@ THETAS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 NEAR = 0.03
 """Times this close count as equal, being about the error of the closed form: the least stale setting is then taken."""
 SHORTLIST = 5
+MOST_SPLITS = 512
 OTHER_EXPONENT = 0.63
 """Exponent of the pessimistic scenario where no scaling was measured: verl docs, 30B, updates and reference log-probs
 take 2.40 times as long on 32 cards as on 128, so ln 2.40 / ln 4."""
@@ -144,6 +145,10 @@ def _now(profile: Profile) -> Split | None:
 def grid_of(profile: Profile, limits: Limits) -> Candidates:
     """Every split of the cards into multiples, with every k and theta."""
     train = np.arange(limits.train_multiple, limits.cards, limits.train_multiple)
+    if len(train) > MOST_SPLITS:
+        raise AuditError(
+            f"{len(train)} splits are too many to look at ({MOST_SPLITS} at most); give a --train-multiple"
+        )
     rollout = (limits.cards - train) // limits.rollout_multiple * limits.rollout_multiple
     feasible = rollout > 0
     if not feasible.any():

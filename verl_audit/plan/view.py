@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from verl_audit.plan.search import NEAR, Choice, Plan, Split
@@ -13,14 +14,12 @@ from verl_audit.report.page import Page
 
 MAX_SPLITS = 12
 """Splits shown without --all: those around the best one."""
-SPLITS = (
-    ("split", 7), ("k", 2), ("θ", 4), ("time", 4), ("s=0", 4), ("s=1", 4), ("/card", 5),
-    ("T", 3), ("R", 3), ("sync", 4), ("lag", 8), ("waits for", 9),
-)  # fmt: skip
-SHORT = (
-    ("", 2), ("split", 7), ("k", 2), ("θ", 4), ("formula", 7), ("simulated", 11), ("range", 9),
-    ("T", 3), ("R", 3), ("lag", 4), ("best in", 7),
-)  # fmt: skip
+STARVED = 0.3
+"""Idle share of both pools at which a plan says that its batch is small for the cards."""
+SPLITS = ("split", "k", "θ", "time", "s=0", "s=1", "/card", "T", "R", "sync", "lag", "waits for")
+SHORT = ("", "split", "k", "θ", "formula", "simulated", "range", "T", "R", "lag", "best in")
+SPARED = ("s=0", "s=1", "sync", "formula", "/card", "range")
+"""Columns left out, in this order, where a terminal is too narrow."""
 
 
 def render_plan(plan: Plan, console: Console, *, everything: bool = False) -> None:
@@ -72,17 +71,22 @@ def _splits(page: Page, plan: Plan, *, everything: bool) -> None:
     page.heading("Splits", f"the best setting of each; {len(plan.grid)} settings scanned")
     if plan.none_allowed:
         page.para(f"No setting keeps the budget ({plan.none_allowed}); the fastest ones are shown.", 2)
-    _head(page, SPLITS)
     best = plan.shortlist[0].split.name
     shown = plan.splits if everything else _around(plan.splits, best)
-    for split in shown:
-        marks = "bold" if split.name == best else "" if split.allowed else "dim"
-        _row(page, _split_cells(split), SPLITS, marks)
+    styles = ["bold" if split.name == best else "" if split.allowed else "dim" for split in shown]
+    _table(page, SPLITS, [_split_cells(split) for split in shown], styles)
     if len(shown) < len(plan.splits):
         page.para(f"{len(plan.splits) - len(shown)} more with --all, all settings with --csv.", 2)
     if any(not s.allowed for s in shown) and not plan.none_allowed:
         page.para("* no setting of this split keeps the budget.", 2)
     _around_best(page, plan)
+    first, per_update = plan.shortlist[0].split, plan.profile.work.per_update
+    if min(first.train_idle, first.rollout_idle) > STARVED:
+        page.para(
+            f"Both pools idle even in the first choice: {per_update:.0f} trajectories an update are few for "
+            f"{plan.limits.cards} cards. Fewer cards, a larger batch or shorter limits on length, before any other split.",
+            2,
+        )
     if plan.now is not None:
         now = plan.now
         page.para(
@@ -134,24 +138,26 @@ def _split_cells(split: Split) -> tuple[str, ...]:
     )
 
 
-def _head(page: Page, columns: Sequence[tuple[str, int]]) -> None:
-    page.row([n for n, _ in columns], [w for _, w in columns], 1, style="bold", right=_right(columns))
-
-
-def _row(page: Page, cells: Sequence[str], columns: Sequence[tuple[str, int]], style: str = "") -> None:
-    page.row(cells, [w for _, w in columns], 1, style=style, right=_right(columns))
-
-
-def _right(columns: Sequence[tuple[str, int]]) -> list[bool]:
-    return [name != "waits for" for name, _ in columns]
+def _table(page: Page, names: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str]) -> None:
+    """Columns as wide as their cells, numbers to the right; the spared ones left out until a line fits."""
+    columns = zip(names, *rows, strict=True)
+    widths = {column[0]: max(map(cell_len, column)) for column in columns}
+    kept = list(names)
+    for name in SPARED:
+        if sum(widths[n] for n in kept) + 2 * (len(kept) - 1) + 1 <= page.width:
+            break
+        kept = [n for n in kept if n != name]
+    right = [name != "waits for" for name in kept]
+    for cells, style in zip((names, *rows), ("bold", *styles), strict=True):
+        by_name = dict(zip(names, cells, strict=True))
+        page.row([by_name[n] for n in kept], [widths[n] for n in kept], 1, style=style, right=right)
 
 
 def _shortlist(page: Page, plan: Plan) -> None:
     simulated = any(c.simulated for c in plan.shortlist)
     page.heading("Shortlist", "time per update over the reference's" + (", simulated (seeded)" if simulated else ""))
-    _head(page, SHORT)
-    for i, choice in enumerate(plan.shortlist, 1):
-        _row(page, _choice_cells(i, choice, len(plan.scenarios)), SHORT)
+    cells = [_choice_cells(i, choice, len(plan.scenarios)) for i, choice in enumerate(plan.shortlist, 1)]
+    _table(page, SHORT, cells, [""] * len(cells))
     page.para(
         f"Range: over {len(plan.scenarios)} scenarios, one uncertain number moved at a time: "
         f"{'; '.join(plan.scenarios)}. "
