@@ -84,7 +84,7 @@ def _splits(page: Page, plan: Plan, *, everything: bool) -> None:
     if min(first.train_idle, first.rollout_idle) > STARVED:
         page.para(
             f"Both pools idle even in the first choice: {per_update:.0f} trajectories an update are few for "
-            f"{plan.limits.cards} cards. Fewer cards, a larger batch or shorter limits on length, before any other split.",
+            f"{plan.limits.cards} cards. Fewer cards, a larger batch or a lower limit on length come before any split.",
             2,
         )
     if plan.now is not None:
