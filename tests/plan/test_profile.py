@@ -12,7 +12,8 @@ from tests.synthetic import row, rows, write_run
 from verl_audit.errors import AuditError
 from verl_audit.pipeline import load_all
 from verl_audit.plan.des import Setting, simulate
-from verl_audit.plan.profile import Given, Profile, from_numbers, from_run
+from verl_audit.plan.measured import from_run
+from verl_audit.plan.profile import Given, Profile, from_numbers
 from verl_audit.plan.tail import lognormal
 
 REAL = Path(__file__).parents[2] / "fixtures" / "real"

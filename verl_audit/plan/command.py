@@ -144,7 +144,8 @@ def planned(asked: Mapping[str, Any], progress: Progress | None = None) -> Plan:
 
 def _profile(asked: Mapping[str, Any], progress: Progress | None) -> Profile:
     from verl_audit.pipeline import load_all
-    from verl_audit.plan.profile import from_numbers, from_run
+    from verl_audit.plan.measured import from_run
+    from verl_audit.plan.profile import from_numbers
     from verl_audit.settings import read_settings
 
     given = _given(asked)

@@ -122,16 +122,7 @@ def _lane(title: str, run: Simulated, base: float, span: float) -> Lane:
 def _busy_shares(run: Simulated, edges: Array) -> Array:
     """Mean number of busy slots between the edges, from the integral of the trace; syncs count as 0."""
     trace = np.array(run.trace)
-    times = np.concatenate([trace[:, 0], trace[-1:, 1]])
-    spent = np.concatenate([[0.0], np.cumsum((trace[:, 1] - trace[:, 0]) * trace[:, 2])])
-    # between the end of a stretch and the start of the next one nothing runs
-    ends = trace[:, 1]
-    points = np.sort(np.concatenate([times, ends]))
-    order = np.searchsorted(ends, points, side="right")
-    total = spent[order] + np.where(
-        order < len(trace),
-        np.clip(points - trace[np.minimum(order, len(trace) - 1), 0], 0, None)
-        * trace[np.minimum(order, len(trace) - 1), 2],
-        0.0,
-    )
-    return floats(np.diff(np.interp(edges, points, total)) / np.diff(edges))
+    spent = np.cumsum((trace[:, 1] - trace[:, 0]) * trace[:, 2])
+    before = np.concatenate([[0.0], spent[:-1]])
+    integral = np.interp(edges, trace[:, :2].ravel(), np.column_stack([before, spent]).ravel())
+    return floats(np.diff(integral) / np.diff(edges))
