@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.synthetic import row, write_run
 from verl_audit.cli import main
 from verl_audit.plan.page import CONFIG
 
@@ -159,6 +160,17 @@ def test_bad_usage_is_2_and_said_on_stderr(arguments: tuple[str, ...]) -> None:
     result = call(*arguments)
     assert result.exit_code == 2
     assert result.stderr and "Traceback" not in result.output
+
+
+def test_a_short_run_of_wild_steps(tmp_path: Path) -> None:
+    wild = [
+        row(n, lag=1.0, extra={"timing_s/step": 2.0 + 3.0**n % 97, "timing_s/gen": 1.0 + 3.0**n % 97 * 0.9})
+        for n in range(1, 13)
+    ]
+    run = write_run(tmp_path, wild, "separate_async")
+    result = call(run, "--train-cards", 8, "--rollout-cards", 8)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "nan" not in result.stdout and "inf" not in result.stdout
 
 
 def test_a_very_large_machine() -> None:

@@ -15,6 +15,8 @@ from verl_audit.plan.tail import Durations, from_sample, lognormal, sigma_of
 from verl_audit.plan.workload import Unknown
 
 MIN_STEPS = 8
+WIDEST = 0.9
+"""Half width of a timer's interval over its value, at most: of a few wild steps no lower bound is known."""
 
 
 class Reading:
@@ -144,5 +146,5 @@ class Reading:
         """A 95 % interval of a timer that is the most of a step, from the spread of the step times."""
         found = ar1_mean(self.steps.value)
         assert found is not None
-        half = (found.high - found.low) / 2 / found.value
-        return max(0.0, value * (1 - half)), value * (1 + half)
+        half = min((found.high - found.low) / 2 / found.value, WIDEST)
+        return value * (1 - half), value * (1 + half)
