@@ -20,6 +20,8 @@ from verl_audit.measure.stats import Array, normal_quantile
 
 POINTS = 2048
 """Quantiles that stand for a fitted distribution, and steps of the grid its integrals are taken on."""
+KNOTS = 48
+"""Counts at which an order statistic is computed when more are asked for: between them it is near linear in the log."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,15 @@ def floats(value: ArrayLike) -> Array:
 
 
 def _of_each(counts: ArrayLike, found: Callable[[float], float]) -> Array:
-    """A function of one count applied to many, each distinct count once."""
-    flat = np.maximum(np.asarray(counts, dtype=float), 1.0)
+    """A smooth function of one count applied to many: each distinct count once, many of them by interpolation."""
+    flat = np.maximum(floats(counts), 1.0)
     distinct, where = np.unique(flat, return_inverse=True)
-    result: Array = np.array([found(n) for n in distinct])[where].reshape(flat.shape)
-    return result
+    if len(distinct) > KNOTS:
+        knots = np.geomspace(distinct[0], distinct[-1], KNOTS)
+        values = floats(np.interp(np.log(distinct), np.log(knots), [found(n) for n in knots]))
+    else:
+        values = np.array([found(n) for n in distinct])
+    return values[where].reshape(flat.shape)
 
 
 def _integral(x: Array, y: Array) -> Array:

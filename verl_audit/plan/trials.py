@@ -130,7 +130,9 @@ def _rival(plan: Plan, first: Choice, other: Choice) -> Trial:
     if not told:
         why, then = f"predicted within {NEAR:.0%} of the first", "equal times: keep the one with the smaller lag"
     else:
-        why = f"{difference:.0%} slower by prediction, and best if the scaling or the lengths are not as profiled"
+        why = f"{difference:.0%} slower by prediction" + (
+            f", and among the best in {other.good_in} of {len(plan.scenarios)} scenarios" if other.good_in else ""
+        )
         then = "two splits give both scaling exponents: plan again with --rollout-exponent and --train-exponent"
     if told > steps:
         then += f"; {told} steps each would be needed to tell the two apart at this noise"
