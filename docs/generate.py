@@ -2,7 +2,7 @@
 
 rules.md comes from rules/, measures.md from the measure catalogue, signals.md from the signal adapters, store.md from
 the schema, img/diagnose.svg from a diagnosis of a fixture, the tables of formats in README.md and formats.md from
-the list beside the readers. Nothing here reads a clock.
+the list beside the readers, the tables of plan.md from the planner. Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import plan_tables
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
@@ -73,6 +74,7 @@ def pages() -> dict[Path, str]:
         DOCS / "measures.md": measures_page(),
         DOCS / "signals.md": signals_page(),
         DOCS / "store.md": store_page(),
+        DOCS / "plan.md": plan_page(),
         DOCS / "img" / "diagnose.svg": image(),
         DOCS.parent / "README.md": _with_table(DOCS.parent / "README.md", support_table()),
         DOCS / "formats.md": _with_table(DOCS / "formats.md", formats_table()),
@@ -365,6 +367,25 @@ QUERIES = {
     "Why the run is taken for what it is": "SELECT fact, value, reason FROM facts ORDER BY ALL",
 }
 """Queries of the page; the tests run them."""
+
+
+# ---------------------------------------------------------------------------------------------- plan.md
+
+
+def plan_page() -> str:
+    """The page as it stands, with its tables and its example computed again."""
+    text = (DOCS / "plan.md").read_text(encoding="utf-8")
+    for name, (head, rows) in plan_tables.tables().items():
+        text = _between(text, f"table {name}", _table(head, rows))
+    return _between(text, "example", f"```text\n{plan_tables.example()}```\n")
+
+
+def _between(text: str, mark: str, new: str) -> str:
+    """The text with what stands between `<!-- mark -->` and `<!-- end -->` replaced; the mark must be there once."""
+    found = re.findall(rf"<!-- {mark} -->\n.*?<!-- end -->\n", text, re.DOTALL)
+    if len(found) != 1:
+        sys.exit(f"plan.md: {len(found)} marks <!-- {mark} -->, not 1")
+    return text.replace(found[0], f"<!-- {mark} -->\n\n{new}\n<!-- end -->\n")
 
 
 # ------------------------------------------------------------------------------------------ the image

@@ -14,6 +14,7 @@ import click
 
 from verl_audit._version import __version__
 from verl_audit.errors import AuditError, NothingToJudge
+from verl_audit.plan.command import plan_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,6 +245,30 @@ def _store(run_dir: Path, baselines: tuple[str, ...], run_name: str | None) -> D
     if baselines or run_name is not None:
         raise AuditError(f"{run_dir} is a kept store: --baseline and --run were chosen when it was written")
     return open_kept(run_dir)
+
+
+@main.command()
+@plan_options
+def plan(**asked: Any) -> None:
+    """Say how many cards should train, how many roll out, and how often to sync.
+
+    The work is measured from RUN_DIR, or given: --cards 128 --baseline-cards 32 --rollout 3 --train 1. Prints the
+    splits with what is expected of each, a simulated shortlist, and which runs to try first.
+    """
+    from verl_audit.plan.command import check_targets, planned, write_files
+    from verl_audit.plan.export import to_json
+    from verl_audit.plan.view import render_plan
+
+    with _errors():
+        check_targets(asked)
+    with _errors(), _progress() as progress:
+        found = planned(asked, progress)
+    with _errors():
+        write_files(found, asked)
+    if asked["json_file"] == "-":
+        click.echo(to_json(found), nl=False)
+    else:
+        render_plan(found, _console(), everything=asked["everything"])
 
 
 @main.group()

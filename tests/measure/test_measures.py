@@ -83,6 +83,7 @@ def full() -> tuple[RunData, RunData]:
         "samples_per_step": 8000.0,
         "updates_per_version": 2.0,
         "train_files": "a.parquet",
+        "fa_staleness_share": 0.5,
     }
     made = run(facts, **signals)
     return replace(made, nonfinite={"grad_norm": (7,)}), made
@@ -445,6 +446,28 @@ def test_divergence_of_trained_and_validation_reward() -> None:
 
 
 # -- step 4 and resources ---------------------------------------------------------------------------------------
+
+
+def test_admission_pause_is_the_part_of_a_cycle_in_which_the_quota_is_used_up() -> None:
+    """50 groups left over rise evenly to the quota of 150 in the first part of the cycle, and stay there."""
+    facts = {"trainer": "fully_async", "groups_per_step": 100.0, "fa_staleness_share": 0.5}
+    for paused in (0.0, 0.3, 0.8):
+        average = (1 - paused) * 100 + paused * 150
+        assert value(run(facts, in_flight_groups=average), "admission_pause") == pytest.approx(paused, abs=1e-9)
+    assert value(run(facts, in_flight_groups=80.0), "admission_pause") == 0
+    assert value(run({"groups_per_step": 100.0}, in_flight_groups=80.0), "admission_pause") is None
+
+
+def test_queue_and_stragglers() -> None:
+    data = run(
+        {"groups_per_step": 64.0}, queue_size=16.0, rollout_seconds_p95=10.0, rollout_seconds_max=40.0, time_step=50.0
+    )
+    assert value(data, "queue_steps") == pytest.approx(0.25)
+    assert value(data, "straggler_ratio") == pytest.approx(4)
+    assert value(data, "straggler_share") == pytest.approx(0.8)
+    assert value(run(queue_size=16.0), "queue_steps") is None
+    falling = run(active_tasks={s: 100.0 - s for s in range(1, 61)})
+    assert value(falling, "active_trend") == pytest.approx(49.5 / 89.5)
 
 
 def test_sync_share_is_a_share_of_time_and_not_a_mean_of_shares() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from verl_audit.measure.model import Measure
 from verl_audit.measure.run import RunData, Series, grown, mean_measure, measured
 from verl_audit.measure.stats import Array, ar1_mean, correlation_of_changes, slope
 
+Number = TypeVar("Number", float, Array)
 LAG_MOVES = 0.05
 """Standard deviation of step-to-step changes of the mean lag (versions) below which it says nothing about the gap."""
 
@@ -26,7 +28,7 @@ def mean_lag(run: RunData) -> Series:
     return run.get("lag_newest_mean", "lag_oldest_mean", "lag_mean")
 
 
-def in_updates(lag: float, updates_per_version: float) -> float:
+def in_updates(lag: Number, updates_per_version: Number) -> Number:
     """Lag in optimizer updates: k versions' worth, plus (k - 1)/2 for the mini-batches inside the cycle."""
     return updates_per_version * lag + (updates_per_version - 1) / 2
 

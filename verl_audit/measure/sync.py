@@ -8,7 +8,7 @@ import numpy as np
 
 from verl_audit.measure.model import Measure
 from verl_audit.measure.run import RunData, Series, mean_measure, measured
-from verl_audit.measure.stats import ratio_of_means, slope
+from verl_audit.measure.stats import early_late, ratio_of_means, slope
 
 MIN_SLOPE_STEPS = 20
 """Steps over which the largest lag must be seen before its slope means anything."""
@@ -25,6 +25,7 @@ def sync_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Measur
     yield measured("step_speedup", ratio_of_means(np.concatenate(base), step.value) if base and len(step) else None)
     yield mean_measure("trainer_idle", run.get("trainer_idle_share").value)
     yield mean_measure("rollout_idle", run.get("rollout_idle_share").value)
+    yield from _flow_measures(run)
     lag = run.get("lag_oldest_max", "lag_newest_max")
     settled = lag.at(lambda s: s > np.median(s)) if len(lag) >= 2 * MIN_SLOPE_STEPS else lag
     yield measured("lag_max_slope", slope(settled.step, settled.value) if len(lag) >= MIN_SLOPE_STEPS else None)
@@ -34,6 +35,23 @@ def sync_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Measur
         float((payload.value == 0).mean()) if len(payload) else None,
         n=len(payload),
     )
+
+
+def _flow_measures(run: RunData) -> Iterator[Measure]:
+    """What goes through the queue between both pools, and the longest rollout."""
+    batch, extra = run.number("groups_per_step"), run.number("fa_staleness_share")
+    under_way, queue = run.get("in_flight_groups").value, run.get("queue_size").value
+    if batch and extra is not None:
+        used = under_way / ((1 + extra) * batch)
+        yield mean_measure("admission_pause", np.clip(1 - 2 * (1 + extra) * (1 - used), 0.0, 1.0))
+    if batch:
+        yield mean_measure("queue_steps", queue / batch)
+    early, late = early_late(run.get("active_tasks", "in_flight_rollouts").value)
+    yield measured("active_trend", ratio_of_means(late, early))
+    longest = run.get("rollout_seconds_max").value
+    for name, other in (("straggler_ratio", "rollout_seconds_p95"), ("straggler_share", "time_step")):
+        below = run.get(other).value
+        yield measured(name, float(longest.mean() / below.mean()) if len(longest) and len(below) else None)
 
 
 def _part(part: Series, whole: Series) -> float | None:
