@@ -30,6 +30,7 @@ from verl_audit.diagnose.rules import Rule
 from verl_audit.ingest.adapters import Adapter, KeyMap, Remark, load_adapters, load_signals
 from verl_audit.measure.model import catalog
 from verl_audit.report.terminal import render
+from verl_audit.trace.schema import BLOB, COLUMNS, FATES, LOG_PROBS, SEGMENT, SUMS, TABLES, Column
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -74,6 +75,7 @@ def pages() -> dict[Path, str]:
         DOCS / "measures.md": measures_page(),
         DOCS / "signals.md": signals_page(),
         DOCS / "store.md": store_page(),
+        DOCS / "trace-schema.md": trace_schema_page(),
         DOCS / "plan.md": plan_page(),
         DOCS / "img" / "diagnose.svg": image(),
         DOCS.parent / "README.md": _with_table(DOCS.parent / "README.md", support_table()),
@@ -389,6 +391,41 @@ def _between(text: str, mark: str, new: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ the image
+
+
+def trace_schema_page() -> str:
+    """The tables between the marks of docs/trace-schema.md, whose other text is written by hand."""
+    path = DOCS / "trace-schema.md"
+    before, _, rest = path.read_text(encoding="utf-8").partition(_TRACE_BEGIN)
+    _, _, after = rest.partition(_TRACE_END)
+    return f"{before}{_TRACE_BEGIN}\n\n{_trace_tables()}\n{_TRACE_END}{after}"
+
+
+_TRACE_BEGIN = "<!-- from here to the end mark: written by docs/generate.py from verl_audit/trace/schema.py -->"
+_TRACE_END = "<!-- end -->"
+
+
+def _trace_tables() -> str:
+    parts = [
+        "## Fates\n\n" + _table(["fate", "meaning"], [[_code(name), text] for name, text in FATES.items()]),
+        *(
+            f"## {t.capitalize()}\n\n{_table(['column', 'type', 'meaning'], map(_trace_row, COLUMNS[t]))}"
+            for t in TABLES
+        ),
+        "## Fields of `segments`\n\n" + _table(["field", "type"], [[_code(f.name), str(f.type)] for f in SEGMENT]),
+        "## Fields of `sums`\n\n" + _table(["field", "type"], [[_code(f.name), str(f.type)] for f in SUMS]),
+    ]
+    return "\n".join(parts)
+
+
+def _trace_row(column: Column) -> list[str]:
+    """Name, type and meaning; long types by the name of their section."""
+    kind = re.sub(r"element: | not null|values=|, tz=UTC", "", str(column.type))
+    kind = {"fate": "string, as a dictionary", "segments": "list<struct>", "sums": "list<struct>"}.get(
+        column.name, kind
+    )
+    blob = f" (or `{column.name}{BLOB}`)" if column.name in LOG_PROBS else ""
+    return [_code(column.name) + blob, kind, column.meaning + ("; required" if column.required else "")]
 
 
 def image() -> str:

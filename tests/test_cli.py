@@ -226,12 +226,12 @@ def test_a_file_name_that_is_no_text(tmp_path: Path) -> None:
 
 def test_files_that_were_not_read_are_in_the_document(folder: Path, tmp_path: Path) -> None:
     write_run(tmp_path, rows(range(31)))
-    (tmp_path / "trajectory_trace.jsonl").write_text('{"event":"sample","step":1}\n')
+    (tmp_path / "happenings.jsonl").write_text('{"event":"lunch","step":1}\n')
     (tmp_path / "run-x.wandb").touch()
     (tmp_path / "train.py").write_text("print()\n")
     found = document(tmp_path)["skipped"]
     assert (found["count"], found["more"]) == (3, 0)
-    assert [f["reason"] for f in found["files"]] == ["empty", "per-trajectory trace: not read by this version"]
+    assert [f["reason"] for f in found["files"]] == ["JSON events of a kind that is not known", "empty"]
     assert "2 files not read" in call("diagnose", tmp_path).stdout
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from verl_audit.diagnose.rules import Severity
+    from verl_audit.measure.tokens.engines import Engine
+    from verl_audit.pipeline import TokenWork
     from verl_audit.settings import Settings
     from verl_audit.store.kept import Reading
 
@@ -48,6 +50,16 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="RULE.PARAMETER, fact.NAME, run_sd or switch_step; may be repeated.",
 )
+
+
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["local", "processes", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where the log-prob lists of traces are summed; the result is the same.",
+)
+workers_option = click.option("--workers", type=click.IntRange(1), help="How many at a time; default: all processors.")
 
 
 class _Program(click.Group):
@@ -122,6 +134,8 @@ def main() -> None:
     metavar="FILE",
     help="Settings file [default: verl-audit.toml in the working directory].",
 )
+@engine_option
+@workers_option
 @click.option("--strict", is_flag=True, help="Exit 2 when any input was damaged or any rule is broken.")
 @click.option("-v", "--verbose", is_flag=True, help="Also list insufficient rules, notes and sources.")
 def diagnose(
@@ -134,6 +148,8 @@ def diagnose(
     pairs: tuple[str, ...],
     rule_dirs: tuple[Path, ...],
     config: Path | None,
+    engine: Engine,
+    workers: int | None,
     strict: bool,
     verbose: bool,
 ) -> None:
@@ -150,6 +166,7 @@ def diagnose(
             settings=_settings(pairs, rule_dirs, config),
             db=db,
             progress=progress,
+            tokens=_token_work(run_dir, engine, workers),
         )
     if json_file == "-":
         click.echo(found.to_json(), nl=False)
@@ -209,6 +226,52 @@ def signals(run_dir: Path, run_name: str | None, pairs: tuple[str, ...]) -> None
     with _errors(), _progress() as progress:
         loaded = load_all(run_dir, run=run_name, facts=_settings(pairs).facts, progress=progress)
     render_signals(*signal_rows(loaded.store), console=_console(), read=read_line(loaded.store))
+
+
+@main.command()
+@run_argument
+@click.option("--baseline", "baselines", multiple=True, metavar="DIR[#RUN]", help="A run to compare the loss with.")
+@run_option
+@click.option("--export", type=click.Path(path_type=Path), metavar="FILE", help="Write a row a trajectory as parquet.")
+@engine_option
+@workers_option
+def traces(
+    run_dir: Path,
+    baselines: tuple[str, ...],
+    run_name: str | None,
+    export: Path | None,
+    engine: Engine,
+    workers: int | None,
+) -> None:
+    """Print what the per-trajectory traces of RUN_DIR tell: ledger, selection, lag, and whose the log-prob gap is.
+
+    RUN_DIR may be a run with its traces or a folder that holds traces only.
+    """
+    from verl_audit.pipeline import audit
+    from verl_audit.report.export import check_export, export_trajectories
+    from verl_audit.report.page import Page
+    from verl_audit.report.traces_view import show_traces
+
+    with _errors():
+        if export is not None:
+            check_export(export)
+    with _errors(), _progress() as progress:
+        work = _token_work(run_dir, engine, workers)
+        found = audit(run_dir, baselines=baselines, run=run_name, progress=progress, tokens=work)
+        if found.document["traces"] is None:
+            raise NothingToJudge(f"{run_dir}: no per-trajectory trace in it; docs/trace-schema.md says what one is")
+        if export is not None:
+            export_trajectories(found.store, export)
+    show_traces(Page(_console()), found.document)
+
+
+def _token_work(run_dir: Path, engine: Engine, workers: int | None) -> TokenWork:
+    """Sums are kept in the user's cache, unless that lies in what is audited, which is never written to."""
+    from verl_audit.measure.tokens.cache import default_folder
+    from verl_audit.pipeline import TokenWork
+
+    folder = default_folder().resolve()
+    return TokenWork(engine, workers, None if run_dir.resolve() in folder.parents else folder)
 
 
 @main.command()

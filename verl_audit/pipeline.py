@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,19 @@ from verl_audit.ingest.adapters import Adapter, KeyMapping, choose_adapter, map_
 from verl_audit.ingest.detect import detect, plain
 from verl_audit.ingest.discover import Discovery, Skipped, discover
 from verl_audit.ingest.events import errors
-from verl_audit.ingest.model import ConfigFound, Event, MetricBuffer, Parsed
+from verl_audit.ingest.model import ConfigFound, Event, MetricBuffer, Parsed, Problem
 from verl_audit.ingest.read import read_all
 from verl_audit.ingest.runs import Run, group_runs
+from verl_audit.ingest.trace_source import TraceSource
 from verl_audit.measure.compute import Context, compute
+from verl_audit.measure.lag import on_policy_loss
 from verl_audit.measure.model import Scalar
 from verl_audit.measure.run import load as load_run_data
+from verl_audit.measure.tokens.engines import Engine, shards
+from verl_audit.measure.tokens.load import load as load_token_sums
+from verl_audit.measure.tokens.shard import name_of
+from verl_audit.measure.tokens.spec import Spec
+from verl_audit.measure.traced import read as read_traces
 from verl_audit.report.document import Outcome, build, to_json
 from verl_audit.report.targets import check_db, open_kept
 from verl_audit.settings import Settings
@@ -43,6 +51,7 @@ from verl_audit.store.load import (
     load_sources,
     shift_axis,
 )
+from verl_audit.store.traces import load_traces
 
 Progress = Callable[[Path, int], None]
 ORIGINS: tuple[str, ...] = ("wandb", "tracker", "console", "hydra")
@@ -113,6 +122,19 @@ class Audit:
 
 
 @dataclass(frozen=True)
+class TokenWork:
+    """How the token lists of traces are summed; the sums are equal to the bit whatever the engine.
+
+    `workers`: by default the processors of the machine or cluster. `cache`: directory in which the sums of each file
+    are kept for the next time, so that a growing run re-reads only what is new; None: none.
+    """
+
+    engine: Engine = "local"
+    workers: int | None = None
+    cache: Path | None = None
+
+
+@dataclass(frozen=True)
 class Loaded:
     """A store filled from run and baselines, before anything is judged."""
 
@@ -123,6 +145,8 @@ class Loaded:
     events: Mapping[str, tuple[tuple[str, Event], ...]]
     skipped: tuple[Skipped, ...] = ()
     """Files below the audited path that were not read."""
+    traces: Mapping[str, tuple[TraceSource, ...]] = field(default_factory=dict)
+    """Per run the sources of its trajectories, from which token lists can be read."""
     reading: Reading | None = None
     """With `db`: how much was parsed, and how much was known from an earlier call."""
 
@@ -187,6 +211,7 @@ def load_all(
     facts: Mapping[str, Scalar] | None = None,
     db: Path | None = None,
     progress: Progress | None = None,
+    tokens: TokenWork | None = None,
 ) -> Loaded:
     """Read the run and its baselines into a store, reconciled and mapped to signals.
 
@@ -199,6 +224,7 @@ def load_all(
     mappings: dict[str, KeyMapping] = {}
     adapters: dict[str, Adapter] = {}
     events: dict[str, tuple[tuple[str, Event], ...]] = {}
+    traces: dict[str, tuple[TraceSource, ...]] = {}
     base, seen = 0, set[tuple[Path, int]]()
     skipped: tuple[Skipped, ...] = ()
     for root, name, role in wanted:
@@ -210,6 +236,10 @@ def load_all(
         load_sources(store, source.parsed, names, base, only=chosen.sources, keep=memory is not None)
         load_problems(store, [replace(p, file=source.shown(Path(p.file))) for p in source.discovery.problems])
         load_run(store, given, source.parsed, names, base)
+        found = [trace for i in chosen.sources for trace in source.parsed[i].traces]
+        first = sum(map(len, traces.values()))
+        traces[given.run] = load_traces(store, given.run, found, source.shown)
+        _load_tokens(store, given, traces[given.run], first, source.shown, tokens or TokenWork())
         if memory is not None:
             memory.save(store, base)
         source.forget()
@@ -228,7 +258,7 @@ def load_all(
         publish(store, db)
     lock_down(store)
     reading = None if memory is None else memory.reading
-    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events, skipped, reading)
+    return Loaded(store, inputs[0], tuple(inputs[1:]), adapters, events, skipped, traces, reading)
 
 
 def _memory(db: Path | None) -> Memory | None:
@@ -240,6 +270,39 @@ def _memory(db: Path | None) -> Memory | None:
         return Memory(open_kept(db) if db.exists() else None)
     except duckdb.Error:
         return Memory()
+
+
+def _load_tokens(
+    store: duckdb.DuckDBPyConnection,
+    run: RunInput,
+    sources: Sequence[TraceSource],
+    first: int,
+    shown: Callable[[Path], str],
+    how: TokenWork,
+) -> None:
+    """Sum the log-probs of a run's traces, numbered from `first`, into the store; what cannot be read is a problem."""
+    told = [s for s in sources if s.table == "trajectories" and (s.has_log_probs or s.format == "parquet")]
+    if not told:
+        return
+    spec = Spec(*_clip(run.config))
+    found = shards(told, spec, engine=how.engine, workers=how.workers, cache=how.cache)
+    ids = {name_of(source): source_id for source_id, source in enumerate(sources, first)}
+    failures = load_token_sums(store, run.run, found, ids)
+    paths = {name_of(source): shown(source.path) for source in told}
+    load_problems(store, [Problem(paths[f.source], f.kind, f.reason, count=f.count) for f in failures])
+
+
+def _clip(config: Mapping[str, tuple[str, str]]) -> tuple[float, float]:
+    """Lower and upper eps of the clipped loss, as configured; 0.2 each where they are not known (verl's default)."""
+    values = []
+    for side in ("low", "high"):
+        keys = (f"actor_rollout_ref.actor.clip_ratio_{side}", "actor_rollout_ref.actor.clip_ratio")
+        told = (config[key][0] for key in keys if key in config)
+        values.append(next((float(v) for v in told if _NUMBER.fullmatch(v)), 0.2))
+    return min(values[0], 0.99), values[1]
+
+
+_NUMBER = re.compile(r"\d*\.?\d+(?:[eE]-?\d+)?")
 
 
 def _lives(source: Source, run: Run, seen: set[tuple[Path, int]]) -> set[tuple[Path, int]]:
@@ -321,6 +384,7 @@ def audit(
     settings: Settings | None = None,
     db: Path | None = None,
     progress: Progress | None = None,
+    tokens: TokenWork | None = None,
 ) -> Audit:
     """Audit one run directory (or file) against baseline runs; `db` also writes the store to a file.
 
@@ -328,14 +392,15 @@ def audit(
     """
     settings = settings or Settings()
     rules = _rules(settings)
-    loaded = load_all(Path(path), baselines, run=run, facts=settings.facts, db=db, progress=progress)
+    loaded = load_all(Path(path), baselines, run=run, facts=settings.facts, db=db, progress=progress, tokens=tokens)
     data = [load_run_data(loaded.store, i.run, plain(i.facts)) for i in (loaded.run, *loaded.baselines)]
     stopped = errors(loaded.events[loaded.run.run])
     died = not len(data[0].train_steps) and bool(stopped)
     _require_something(loaded, died=died)
     differences, rewritten = (count(loaded.store, t, loaded.run.run) for t in ("differences", "rewritten"))
     context = Context(died, differences, rewritten, settings.run_sd, settings.switch_step)
-    measures, symptom = compute(data[0], data[1:], context)
+    traced = read_traces(loaded.store, loaded.run.run, data[0].facts, on_policy_loss(data[1:]))
+    measures, symptom = compute(data[0], data[1:], context, traced)
     findings = rules.evaluate(measures)
     judged = weigh(measures, findings, symptom)
     adapter = loaded.adapters.get(loaded.run.run)
@@ -348,7 +413,12 @@ def audit(
         findings=tuple(findings),
         causes=judged,
         verdict=decide(judged, findings, symptom, measures, error=stopped[-1]["exception"] if stopped else ""),
-        coverage=coverage(data[0], lambda signal: setting_for(signal, adapter) if adapter else None),
+        coverage=coverage(
+            data[0],
+            lambda signal: setting_for(signal, adapter) if adapter else None,
+            recorded=traced.recorded if traced else frozenset(),
+        ),
+        traced=traced,
         events=loaded.events[loaded.run.run],
         skipped=loaded.skipped,
         settings=settings.as_given(),
@@ -369,7 +439,7 @@ def _require_something(loaded: Loaded, *, died: bool) -> None:
     ).fetchone()
     values, keys = row or (0, 0)
     signals = count(loaded.store, "signals", loaded.run.run)
-    if signals or died:
+    if signals or died or count(loaded.store, "trajectories", loaded.run.run):
         return
     if not values:
         raise NothingToJudge(

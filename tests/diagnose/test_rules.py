@@ -130,6 +130,13 @@ def test_evidence_runs_on_the_views(rule: Rule, con: duckdb.DuckDBPyConnection) 
         "rewritten",
         "facts",
         "config",
+        "runs",
+        "trajectories",
+        "trajectory_segments",
+        "syncs",
+        "token_cells",
+        "token_strata",
+        "token_subsets",
     }
     con.execute(rule.evidence).fetchall()
 

@@ -59,8 +59,8 @@ def test_every_tracker_of_a_run_is_found() -> None:
         "mlflow_files": 1,
         "trackio": 1,
     }
-    trace = skipped(discover([REAL_RUNS / "rb_drop"]), REAL_RUNS / "rb_drop")
-    assert trace["trajectory_trace.jsonl"].startswith("per-trajectory trace")
+    traces = found(discover([REAL_RUNS / "rb_drop"]), REAL_RUNS / "rb_drop")
+    assert traces["trajectory_trace.jsonl"] == "trace_recorder"
 
 
 @pytest.mark.skipif(not PUBLIC_LOGS.exists(), reason="public logs are not here")
@@ -264,7 +264,7 @@ def test_logs_with_a_dict_a_line_are_told_by_their_framework(tmp_path: Path) -> 
 def test_only_what_may_hold_the_run_is_worth_telling(tmp_path: Path) -> None:
     make(tmp_path, {"console.log.gz": b"\x1f\x8b\x08", "run.wandb": "", "events.out.tfevents.1.h": ""})
     make(
-        tmp_path, {"trace.jsonl": '{"event": "sample"}\n', "__init__.py": "", "a.py": "x = 1\n", "logo.png": b"\x89PNG"}
+        tmp_path, {"trace.jsonl": '{"event": "lunch"}\n', "__init__.py": "", "a.py": "x = 1\n", "logo.png": b"\x89PNG"}
     )
     told = {s.path.name for s in discover([tmp_path]).skipped if s.notable}
     assert told == {"console.log.gz", "run.wandb", "events.out.tfevents.1.h", "trace.jsonl"}

@@ -286,34 +286,15 @@ def test_missing_signals_name_their_setting() -> None:
     assert "1. Record stale_groups: set fates=true" in text
 
 
-def test_what_only_traces_hold_is_no_advice() -> None:
-    """No user can follow it while no trace is read; a trace that is there is named."""
+def test_what_only_traces_hold_is_advised() -> None:
     doc = document(verdict=verdict(missing=["evicted_lengths"]))
+    record = "per-trajectory traces with a row for every evicted trajectory (docs/traces.md)"
     doc["coverage"]["causes"]["eviction"] = [
-        {
-            "signal": "evicted_lengths",
-            "standing": "missing",
-            "because": "no metric carries it",
-            "record": "record per-trajectory traces with a row for every evicted trajectory",
-        },
-        {
-            "signal": "gap_at_lag0",
-            "standing": "missing",
-            "because": "no step was at lag 0",
-            "record": "record per-trajectory traces, or run 20 steps",
-        },
+        {"signal": "evicted_lengths", "standing": "missing", "because": "no metric carries it", "record": record}
     ]
     text = flat(shown(doc))
-    assert "evicted_lengths no framework metric carries it, and this version reads no traces" in text
-    assert "record per-trajectory" not in text
-    assert "no step was at lag 0. Setting: run 20 steps." in text
-    assert "evicted_lengths" not in next_block(shown(doc))
-    doc["skipped"] = {
-        "count": 1,
-        "files": [{"path": "run/t.jsonl", "reason": "per-trajectory trace: not read by this version"}],
-        "more": 0,
-    }
-    assert "run/t.jsonl may hold it, but this version reads no traces" in flat(shown(doc))
+    assert f"evicted_lengths {record}" in text
+    assert f"Record evicted_lengths: {record}" in next_block(shown(doc))
 
 
 def test_validation_is_asked_for_where_none_is_logged() -> None:

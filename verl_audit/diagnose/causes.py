@@ -13,7 +13,7 @@ from typing import Literal
 
 from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, SEVERITIES, Cause, Severity
-from verl_audit.measure.model import Measure
+from verl_audit.measure.model import Level, Measure
 from verl_audit.measure.speed import Symptom
 
 CauseStatus = Literal["implicated", "contributing", "cleared", "cannot_tell"]
@@ -28,11 +28,19 @@ FEW_STEPS = 10
 FEW_LAG0 = 8
 """Lag-0 steps below which one must come after the first sync: in most asynchronous runs only step 1 has lag 0, whose
 samples come from the initial weights and say nothing of what the syncs delivered."""
+FEW_TOKENS = 3000
+"""Traced lag-0 tokens below which the same holds: about those of 128 short trajectories, from which a mean squared gap
+is known to 5 % (method note 1.4)."""
 LAG0_GAP = "gap_at_lag0"
 UNSPLIT_RULE = "mismatch-or-staleness-unsplit"
 """Reports a raised gap with unknown lag; while it does, a bound on the loss alone does not clear staleness."""
 CLEARLY_BELOW = 0.5
 """Share of D0 up to which a bound on the damage excludes a cause: the evidence is then at most 0.15."""
+EVEN_LENGTH = 0.05
+"""ln length ratio within which trained and generated are alike: random eviction of 20 % stays within it in more than
+99 of 100 draws at 50 groups (benchmarks/eviction.py)."""
+DELIVERED = 0.9
+"""Versions sampled with per version trained, from which weights are taken to arrive (0.98 to 1.0 in real runs)."""
 GROWTH = 1.5
 """Late over early gap above which weights may not have been delivered."""
 SLOPE_FLAT, SLOPE_FROZEN = 0.1, 0.5
@@ -119,7 +127,8 @@ def _judge(
     if cause == "staleness" and any(f.rule == UNSPLIT_RULE and f.status == "fired" for f in findings):
         clearing, missing = _unless_unsplit(measures, clearing, missing)
     short = steps_at_least(measures) < FEW_STEPS
-    base = Judgement("cannot_tell", bool(fired) or strong, damage, "metrics", "", missing, tuple(f.rule for f in fired))
+    level = _level(cause, measures, fired)
+    base = Judgement("cannot_tell", bool(fired) or strong, damage, level, "", missing, tuple(f.rule for f in fired))
     if symptom.state == "slower" and strong:
         return replace(base, status="implicated", because=_work(fired, damage))
     if fired or strong:
@@ -129,6 +138,13 @@ def _judge(
     if clearing:
         return replace(base, status="cleared", because=clearing, missing=())
     return replace(base, because=_left_open(cause, measures, missing, measured=damage is not None))
+
+
+def _level(cause: Cause, measures: Mapping[str, Measure], fired: Sequence[Finding]) -> Level:
+    """Traces where the damage of the cause, or any rule that fired for it, rests on them."""
+    damage = measures.get(f"damage_{cause}")
+    traced = any(f.level == "traces" for f in fired) or (damage is not None and damage.level == "traces")
+    return "traces" if traced else "metrics"
 
 
 def _unless_unsplit(
@@ -273,6 +289,9 @@ def _clear_mismatch(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ..
     contradiction = _value(measures, "gauge_contradiction")
     if contradiction is not None and contradiction > 1:
         return "", (LAG0_GAP,)
+    bounded = _bounded_by_traces(measures, "mismatch")
+    if bounded:
+        return bounded, ()
     gauge = next((name for name in GAP_FINE if _value(measures, name) is not None), None)
     if gauge is not None:
         return _clear_at_lag0(measures, gauge)
@@ -282,13 +301,27 @@ def _clear_mismatch(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ..
     return "", _wants(measures, "lag0_steps" if _gap_in_words(measures) else "gap_prob_lag0") or (LAG0_GAP,)
 
 
+def _bounded_by_traces(measures: Mapping[str, Measure], cause: Cause) -> str:
+    """Words for a damage that traced tokens bound far below what would be evidence; "" without it."""
+    found = measures[f"damage_{cause}"]
+    if found.level != "traces" or found.high is None or found.high > CLEARLY_BELOW * D0[cause]:
+        return ""
+    return f"at most {found.high:.1%} of the signal lost to it, from {_tokens(found.n)}"
+
+
+def _tokens(n: int | None) -> str:
+    return f"{n or 0:,} traced tokens".replace(",", " ")
+
+
 def _clear_at_lag0(measures: Mapping[str, Measure], gauge: str) -> tuple[str, tuple[str, ...]]:
     """By the level at lag 0 where it rests on enough steps, else by the loss in all; words name what decided."""
     (limit, words), level, steps = GAP_FINE[gauge], measures[gauge].number() or 0.0, measures[gauge].n or 0
     if level > limit:
         return "", _wants(measures, "gap_prob_lag0_ratio")
-    if steps >= FEW_LAG0 or _value(measures, "gap_after_first_sync") is not None:
-        return f"{words} is {level:.4f} over {_steps(steps)}, limit {limit}", ()
+    traced = measures[gauge].level == "traces"
+    if steps >= (FEW_TOKENS if traced else FEW_LAG0) or _value(measures, "gap_after_first_sync") is not None:
+        where = _tokens(steps) if traced else _steps(steps)
+        return f"{words} is {level:.4f} over {where}, limit {limit}", ()
     if _small_in_all(measures):
         where = "the one lag-0 step" if steps == 1 else f"the {steps} lag-0 steps"
         return f"{_small_words(measures)}; {words.partition(' at ')[0]} {level:.4f} at {where}", ()
@@ -352,12 +385,29 @@ def _clear_eviction(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ..
     if value is not None:
         stale, failed = _count(measures, "stale_groups"), _count(measures, "failed_groups")
         lost = f"{value:.1%} of groups evicted (stale {stale}, failed {failed})"
-        return (lost, ()) if value <= 0.05 else ("", ("evicted_lengths",))
+        if value <= 0.05:
+            return lost, ()
+        even = _even_selection(measures)
+        return (f"{lost}, {even}", ()) if even else ("", _not_traced(measures, "evicted_lengths"))
     if _value(measures, "stale_groups") == 0 and _value(measures, "failed_groups") == 0:
         return "no group was evicted as stale or failed", ()
     any_stale = (_value(measures, "stale_groups") or 0) > 0
     unknown = ("groups_per_step", "evicted_lengths") if any_stale else ("groups_per_step",)
     return "", _wants(measures, "stale_groups", "failed_groups") or unknown
+
+
+def _even_selection(measures: Mapping[str, Measure]) -> str:
+    """Words for traces in which what was lost is like what was trained; "" without them."""
+    length, reward = measures["trace_kept_length_shift"], measures["trace_reward_shift_within"]
+    if length.low is None or length.high is None or length.low < -EVEN_LENGTH or length.high > EVEN_LENGTH:
+        return ""
+    if reward.low is not None and reward.high is not None and (reward.low > 0 or reward.high < 0):
+        return ""
+    return f"and trained responses are as long as generated ones (ln ratio {length.low:.3f} to {length.high:.3f})"
+
+
+def _not_traced(measures: Mapping[str, Measure], name: str) -> tuple[str, ...]:
+    return () if measures["trace_kept_length_shift"].value is not None else (name,)
 
 
 def _count(measures: Mapping[str, Measure], name: str) -> str:
@@ -369,7 +419,7 @@ def _clear_sync(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ...]]:
     share, delivered = _value(measures, "sync_share"), _delivered(measures)
     follows = _overlap_free(measures) or _flat(measures)
     if share is not None and share <= 0.1 and follows and delivered:
-        words = [f"syncs take {share:.1%} of the time", _flat(measures), delivered]
+        words = [f"syncs take {share:.1%} of the time", "" if _overlap_free(measures) else _flat(measures), delivered]
         return ", ".join(w for w in words if w), ()
     missing = [*_wants(measures, "sync_share")] if share is None else []
     missing += [] if follows else [*_wants(measures, "lag_max_slope")] or ["replica_versions"]
@@ -382,8 +432,9 @@ def _flat(measures: Mapping[str, Measure]) -> str:
 
     Nothing is said where rollouts do not overlap training: the lag is 0 by construction there.
     """
-    if _overlap_free(measures) or _censored(measures):
-        return ""
+    level = _replicas_level(measures)
+    if level or _overlap_free(measures) or _censored(measures):
+        return level
     if _furthest(measures) == 0:
         return f"the largest lag is 0 in all {_steps(round(_value(measures, 'lag0_steps') or 0))}"
     slope = measures["lag_max_slope"]
@@ -396,6 +447,14 @@ def _flat(measures: Mapping[str, Measure]) -> str:
     return f"the largest lag has a slope of {value:.2f} versions per version over {_steps(steps)}"
 
 
+def _replicas_level(measures: Mapping[str, Measure]) -> str:
+    """Words for traces in which every replica keeps up; "" without them."""
+    behind, frozen = measures["trace_replicas_behind"], _value(measures, "trace_replicas_frozen")
+    if behind.value != 0 or frozen not in (0, None):
+        return ""
+    return f"none of {behind.n} replicas is left behind"
+
+
 def _censored(measures: Mapping[str, Measure]) -> bool:
     """Whether stale eviction cuts off the largest lag, so that a replica left behind would not show in it."""
     share = measures["stale_groups_share"]
@@ -405,6 +464,9 @@ def _censored(measures: Mapping[str, Measure]) -> bool:
 
 def _delivered(measures: Mapping[str, Measure]) -> str:
     """Words for evidence that syncs deliver; undelivered weights make the gap grow with every update."""
+    arrived = measures["trace_versions_delivered"]
+    if arrived.value is not None and (arrived.number() or 0) >= DELIVERED:
+        return f"sampled versions advance {arrived.number():.2f} per version of the trainer over {arrived.n} versions"
     jump, trend, growth = _value(measures, "gap_after_first_sync"), _value(measures, "gap_trend"), _growth(measures)
     if growth is not None and growth > GROWTH:
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,8 +40,8 @@ NEEDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 }
 """Per cause the signals it needs, each a tuple of alternatives, most telling first."""
 TRACES_ONLY: Mapping[str, str] = {
-    "evicted_lengths": "record per-trajectory traces with a row for every evicted trajectory",
-    "replica_versions": "record per-trajectory traces with server and version of every segment",
+    "evicted_lengths": "per-trajectory traces with a row for every evicted trajectory (docs/traces.md)",
+    "replica_versions": "per-trajectory traces with server and version of every segment (docs/traces.md)",
 }
 FACTS: Mapping[str, str] = {
     "groups_per_step": "keep .hydra/ or the console log beside the metrics, or give --set fact.groups_per_step=N",
@@ -59,35 +59,48 @@ class Entry:
     record: str = ""
 
 
-def coverage(run: RunData, setting: Callable[[str], str | None]) -> dict[str, tuple[Entry, ...]]:
-    """Coverage by cause (and of the symptom); `setting` names what records a signal in the run's framework."""
+def coverage(
+    run: RunData, setting: Callable[[str], str | None], recorded: Collection[str] = ()
+) -> dict[str, tuple[Entry, ...]]:
+    """Coverage by cause (and of the symptom).
+
+    `setting` names what records a signal in the run's framework; `recorded` names the needs that traces satisfy.
+    """
     return {
-        cause: tuple(_entry(run, alternatives, setting) for alternatives in needs) for cause, needs in NEEDS.items()
+        cause: tuple(_entry(run, alternatives, setting, recorded) for alternatives in needs)
+        for cause, needs in NEEDS.items()
     }
 
 
-def _entry(run: RunData, alternatives: tuple[str, ...], setting: Callable[[str], str | None]) -> Entry:
+def _entry(
+    run: RunData, alternatives: tuple[str, ...], setting: Callable[[str], str | None], recorded: Collection[str]
+) -> Entry:
     first = alternatives[0]
+    traced = next((s for s in alternatives if s in recorded), None)
+    if traced is not None:
+        return Entry(traced, "present", "from the traces", setting(first) or TRACES_ONLY.get(first, ""))
     if first in TRACES_ONLY:
         return Entry(first, "missing", "no metric carries it", TRACES_ONLY[first])
     if first == LAG0_GAP:
         return _lag0_gap(run)
     if first in FACTS:
-        if run.facts.get(first) is None:
-            return Entry(first, "missing", "no configuration was found", FACTS[first])
-        return Entry(first, "present", "known from the configuration", FACTS[first])
+        return _fact(run, first)
     usable = next((s for s in alternatives if run.has(s) and not run.blind(s)), None)
     if usable is not None:
         return _present(run, first, usable, setting(first) or "")
     return _absent(run, alternatives, setting(first) or "")
 
 
+def _fact(run: RunData, name: str) -> Entry:
+    if run.facts.get(name) is None:
+        return Entry(name, "missing", "no configuration was found", FACTS[name])
+    return Entry(name, "present", "known from the configuration", FACTS[name])
+
+
 def _lag0_gap(run: RunData) -> Entry:
     """The gap at lag 0: no key of its own, but the gap in steps whose largest lag is 0."""
     points = len(at_lag0(run, run.get(*GAPS)))
-    record = (
-        "record per-trajectory traces, or run 20 steps with trainer.v1.trainer_mode=sync and the same rollout engine"
-    )
+    record = "per-trajectory traces, or 20 steps with trainer.v1.trainer_mode=sync and the same rollout engine"
     if points >= FEW_LAG0:
         return Entry(LAG0_GAP, "derivable", f"from the gap and the lag, {points} points", record)
     return Entry(LAG0_GAP, "missing", f"steps with a gap at lag 0: {points}", record)

@@ -8,13 +8,13 @@ import os
 import string
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import duckdb
 
 from verl_audit.diagnose.rules import Cause, Confidence, Rule, RuleCause, RuleError, Severity, Status
-from verl_audit.measure.model import Measure, MeasureType, Scalar, catalog
+from verl_audit.measure.model import Level, Measure, MeasureType, Scalar, catalog
 
 Values = Mapping[str, Scalar | None]
 _SQL_TYPE: dict[MeasureType, str] = {"number": "DOUBLE", "bool": "BOOLEAN", "text": "VARCHAR"}
@@ -47,6 +47,8 @@ class Finding:
     follows: tuple[Cause, ...] = ()
     """Causes whose consequence it can be."""
     error: str = ""
+    level: Level = "metrics"
+    """`traces` where a measure that its condition names was computed from traces."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,10 @@ class RuleSet:
         and raises nothing of its own; threads may call it at the same time.
         """
         values = flatten(measures)
+        traced = _traced(measures)
         con = _connection()
-        return [_evaluate(con, rule, values) for rule in self.rules]
+        found = [_evaluate(con, rule, values) for rule in self.rules]
+        return [replace(f, level="traces") if traced.intersection(f.measures) else f for f in found]
 
     def unknown(self, measures: Iterable[str]) -> tuple[str, ...]:
         """Names that are no measure and that no rule uses: a typo, or a framework's own metric key."""
@@ -94,6 +98,12 @@ def flatten(measures: Mapping[str, Any]) -> dict[str, Scalar | None]:
         else:
             values[name] = _clean(item)
     return values
+
+
+def _traced(measures: Mapping[str, Any]) -> set[str]:
+    """Names of the values that come from traces."""
+    names = (name for name, m in measures.items() if isinstance(m, Measure) and m.level == "traces")
+    return {name + suffix for name in names for suffix in ("", *SUFFIXES)}
 
 
 def _clean(value: object) -> Scalar | None:

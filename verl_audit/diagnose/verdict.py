@@ -124,9 +124,10 @@ def _cause(
     damage, least, _ = first.damage or (0.0, 0.0, 0.0)
     # both the estimate and the low end of its bracket must be evidence
     shown = symptom.evidence == "validation" and evidence(damage, named[0]) >= 0.8 and evidence(least, named[0]) >= 0.5
-    confidence: Confidence = "low" if symptom.evidence == "single_run" else "medium" if shown else "low"
+    traced = first.evidence_level == "traces"
+    confidence: Confidence = "low" if symptom.evidence == "single_run" or not shown else "high" if traced else "medium"
     shower = "validation" if symptom.evidence == "validation" else "trained reward"
-    because = f"from {first.evidence_level} only; {shower} shows the slowdown"
+    because = f"from {'traces' if traced else f'{first.evidence_level} only'}; {shower} shows the slowdown"
     also = f", with {' and '.join(NAMES[c] for c in named[1:])} contributing" if len(named) > 1 else ""
     told = "of the training signal" in first.because
     cost = first.because if told else f"{first.because}; {damage:.1%} of the training signal is lost to it"

@@ -17,7 +17,7 @@ import stat
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -31,6 +31,11 @@ from verl_audit.ingest import (
     mlflow,
     sqlite_copy,
     swanlab,
+    trace_areal,
+    trace_nemo_rl,
+    trace_parquet,
+    trace_prime_rl,
+    trace_recorder,
     trl,
     unpack,
     wandb_export,
@@ -74,7 +79,16 @@ _NOT_LOGS = {
 }
 _LOG_NAME = re.compile(r"\.(?:wandb|jsonl|ndjson|log|db|swanlab)$|tfevents|(?:^|/)(?:output|console|train)\.txt$")
 _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
-TRACE = "per-trajectory trace: not read by this version"
+EVENTS = "JSON events of a kind that is not known"
+_DIRECTORY_OF: dict[Format, Callable[[Path], Path]] = {
+    "dump": lambda path: path.parent,
+    "wandb_parquet": lambda path: path.parent,
+    "trace": trace_parquet.home,
+    "trace_nemo_rl": lambda path: path.parent,
+    "trace_prime_rl": lambda path: path.parents[3],
+    "trace_areal": lambda path: path.parents[2],
+}
+"""Formats whose files are one source, and the directory that stands for it."""
 _TEXT_FORMATS: frozenset[Format] = frozenset(
     {
         "verl_console",
@@ -248,6 +262,9 @@ def _file(path: Path, walk: _Walk) -> None:
     if reason := _NEVER_OPENED.get(path.suffix.lower()):
         walk.skip(path, reason)
         return
+    if path.name.endswith(".parquet.tmp"):
+        walk.skip(path, "parquet that is being written, or was left half-written")
+        return
     if path.stat().st_size == 0:
         walk.skip(path, "empty", notable=bool(_LOG_NAME.search(path.as_posix())))
         return
@@ -256,8 +273,8 @@ def _file(path: Path, walk: _Walk) -> None:
     verdict = _recognise(path, head)
     if isinstance(verdict, Skipped):
         walk.skipped.append(verdict)
-    elif verdict.format in ("dump", "wandb_parquet") and path not in walk.roots:
-        walk.add(path.parent, verdict.format)  # one source in several files
+    elif verdict.format in _DIRECTORY_OF and path not in walk.roots:
+        walk.add(_DIRECTORY_OF[verdict.format](path), verdict.format)  # one source in several files
     else:
         walk.add(path, verdict.format)
 
@@ -294,7 +311,7 @@ def _recognise_text(path: Path, named: Path, head: bytes) -> Found | Skipped:
     start = head.lstrip(_BLANK)
     reason = "no step line and no mark of verl or Ray in it"
     if suffix in _JSON_ENDINGS or _JSON_START.match(start):
-        verdict = _recognise_json(path, named, head)
+        verdict = _named_trace(path, named) or _recognise_json(path, named, head)
         if isinstance(verdict, Found) or suffix in _JSON_ENDINGS:
             return verdict
         reason = verdict.reason  # unless it is a console that begins with a printed configuration
@@ -327,6 +344,8 @@ def _binary_log(path: Path, head: bytes) -> Format | Skipped | None:
     if head.startswith(b"PK\x03\x04"):
         return "clearml" if clearml.is_session(path) else Skipped(path, "zip, and no ClearML session: unpack it first")
     if head.startswith(b"PAR1"):
+        if trace_parquet.is_trace(path):
+            return "trace"
         is_history = wandb_export.is_history_parquet(path)
         return "wandb_parquet" if is_history else Skipped(path, "parquet: no metric history (no _step beside numbers)")
     return None
@@ -374,12 +393,27 @@ def _recognise_json(path: Path, named: Path, head: bytes) -> Found | Skipped:
     if DUMP_NAME.fullmatch(named.name) and ("input" in row or "output" in row or _DUMP_START.match(start)):
         return Found(path, "dump")
     if "event" in row:
-        return Skipped(path, TRACE, notable=True)
+        known = trace_recorder.is_event(row)
+        return Found(path, "trace_recorder") if known else Skipped(path, EVENTS, notable=True)
     if trl.is_state(head) or named.name == trl.NAME:
         return Found(path, "trl_state")
     if any(clearml.is_events(r) for r in rows[:8]):
         return Found(path, "clearml")
     return _recognise_rows(path, [r for r in rows if isinstance(r, dict)], start)
+
+
+def _named_trace(path: Path, named: Path) -> Found | Skipped | None:
+    """Dumps of trajectories that their place tells: a first line may be longer than what is read of a file."""
+    place = named.absolute().as_posix()
+    if episodes := trace_prime_rl.NAME.fullmatch(place):
+        trained = episodes[1] == "train"
+        return Found(path, "trace_prime_rl") if trained else Skipped(path, "episodes of an evaluation")
+    if trace_prime_rl.EXPORT.fullmatch(place):
+        return Skipped(path, "token export: read with the episodes beside it")
+    if trace_nemo_rl.NAME.fullmatch(named.name):
+        return Found(path, "trace_nemo_rl")
+    is_areal = trace_areal.DUMP.fullmatch(place) or trace_areal.SESSIONS.fullmatch(place)
+    return Found(path, "trace_areal") if is_areal else None
 
 
 def _recognise_rows(path: Path, rows: list[dict[str, Any]], start: bytes) -> Found | Skipped:

@@ -26,21 +26,23 @@ def read(path: Path) -> list[Parsed]:
     """Read a directory of dumps (or one dump) to one `Parsed`; never raises."""
     parsed = Parsed(path, "dump")
     try:
-        files = sorted(_dumps(path)) if path.is_dir() else [(_step_of(path), path)]
+        found = sorted(files(path)) if path.is_dir() else [(step_of(path), path)]
     except OSError as error:
         parsed.note("unreadable", str(error))
         return [parsed]
     named = _split_by_name(path.name if path.is_dir() else path.absolute().parent.name)
-    for step, file in files:
+    for step, file in found:
         _file(file, step, named, parsed)
     return [parsed]
 
 
-def _dumps(directory: Path) -> list[tuple[int, Path]]:
-    return [(_step_of(p), p) for p in directory.iterdir() if FILE_NAME.fullmatch(p.name) and p.is_file()]
+def files(directory: Path) -> list[tuple[int, Path]]:
+    """The dumps in a directory with the step each is of."""
+    return [(step_of(p), p) for p in directory.iterdir() if FILE_NAME.fullmatch(p.name) and p.is_file()]
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step in a dump's name."""
     match = FILE_NAME.fullmatch(path.name)
     return int(match[1]) if match else 0
 
@@ -83,7 +85,7 @@ def _sample(line: bytes, step: int, split: Split | None) -> Sample:
         split=split or ("validation" if "reward" in row else "train"),
         step=written if type(written) is int and abs(written) < 1 << 63 else step,
         uid=None if uid is None else str(uid),
-        score=_score(row.get("score")),
+        score=score(row.get("score")),
         input_chars=_length(row.get("input")),
         output_chars=_length(row.get("output")),
         padding=isinstance(uid, str) and uid.startswith("pad"),
@@ -91,7 +93,7 @@ def _sample(line: bytes, step: int, split: Split | None) -> Sample:
     )
 
 
-def _score(value: Any) -> float | None:
+def score(value: Any) -> float | None:
     """Older verl writes numpy numbers as strings."""
     if isinstance(value, (bool, int, float)):
         return float(value)

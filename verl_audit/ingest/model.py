@@ -11,7 +11,10 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from verl_audit.ingest.trace_source import TraceSource
 
 import numpy as np
 
@@ -50,6 +53,11 @@ Format = Literal[
     "jsonl",
     "hydra",
     "dump",
+    "trace",
+    "trace_recorder",
+    "trace_nemo_rl",
+    "trace_prime_rl",
+    "trace_areal",
 ]
 
 
@@ -252,6 +260,8 @@ class Parsed:
     configs: list[ConfigFound] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    traces: list[TraceSource] = field(default_factory=list)
+    """Tables of trajectories it holds, whose rows are read later."""
     problems: list[Problem] = field(default_factory=list)
     bytes_read: int = 0
     counted_steps: array[int] | None = None

@@ -80,6 +80,7 @@ def group_runs(parsed: Sequence[Parsed], root: Path) -> tuple[Run, ...]:
     _join_by_content(groups, parsed, units, prints)
     _join_by_identity(groups, parsed, units, prints)
     _join_lone_segments(groups, parsed, units)
+    _join_named_traces(groups, parsed)
     _join_by_directory(groups, parsed, root, prints)
     named = [
         (_name(members, parsed, root), tuple(members), groups.why.get(key, []))
@@ -182,6 +183,26 @@ def _join_named(groups: _Groups, parsed: Sequence[Parsed], unit: Unit) -> None:
             groups.join(unit, other, f"both are named {'/'.join(name)}")
 
 
+def _join_named_traces(groups: _Groups, parsed: Sequence[Parsed]) -> None:
+    """A trace that names its run belongs to the one run of that name, wherever it lies."""
+    for index, trace in enumerate(parsed):
+        name = trace.identity.experiment
+        if not trace.traces or name is None:
+            continue
+        same = {
+            groups.find(unit)
+            for unit in groups.parent
+            if len(parsed[unit[0]].metrics) and parsed[unit[0]].identity.experiment == name
+        }
+        if len(same) == 1:
+            groups.join(same.pop(), (index, 0), f"the trace in {trace.path.name} names its run {name}")
+
+
+def _one_of_several(trace: Parsed, parsed: Sequence[Parsed]) -> bool:
+    """Whether a directory holds traces of several runs, so that it cannot tell whose each is."""
+    return bool(trace.traces) and sum(bool(p.traces) and p.path == trace.path for p in parsed) > 1
+
+
 def _join_by_file(groups: _Groups, parsed: Sequence[Parsed], units: Sequence[Unit]) -> None:
     """A .wandb file, the console text inside it and the output.log beside it are one run."""
     homes: dict[Path, Unit] = {}
@@ -208,17 +229,22 @@ def _join_same_path(groups: _Groups, parsed: Sequence[Parsed], unit: Unit) -> No
 
 
 def _join_by_directory(groups: _Groups, parsed: Sequence[Parsed], root: Path, prints: Prints) -> None:
-    """Attach what carries no metrics to the one run near it, unless it names another run."""
-    for key, members in groups.members().items():
-        if any(len(parsed[i].metrics) for i, _ in members):
-            continue
-        target = _nearest(groups, parsed, members[0], root)
-        if target is not None and not _other_name(members, groups.members()[target], parsed):
-            groups.join(key, target, f"{parsed[members[0][0]].path.name} lies with no other run")
+    _attach(groups, parsed, root)
     for key, members in groups.members().items():
         sources = [parsed[i] for i, _ in members]
         if all(p.format in _NAMELESS and _strong(p.identity) is None for p in sources):
             _join_side_file(groups, parsed, key, root, prints)
+    _attach(groups, parsed, root)  # where a side file looked like a second run
+
+
+def _attach(groups: _Groups, parsed: Sequence[Parsed], root: Path) -> None:
+    """Attach what carries no metrics to the one run near it, unless it names another run."""
+    for key, members in groups.members().items():
+        if any(len(parsed[i].metrics) or _one_of_several(parsed[i], parsed) for i, _ in members):
+            continue
+        target = _nearest(groups, parsed, members[0], root)
+        if target is not None and not _other_name(members, groups.members()[target], parsed):
+            groups.join(key, target, f"{parsed[members[0][0]].path.name} lies with no other run")
 
 
 def _join_side_file(groups: _Groups, parsed: Sequence[Parsed], unit: Unit, root: Path, prints: Prints) -> None:
@@ -273,8 +299,10 @@ def _share_points(sides: Sequence[Sequence[int]], prints: Prints) -> bool:
 
 def _name(members: Sequence[Unit], parsed: Sequence[Parsed], root: Path) -> str:
     sources = [parsed[i] for i, _ in members]
-    exact = [p.identity.experiment for p in sources if p.format != "verl_console" and p.identity.experiment]
-    named = exact or [p.identity.experiment for p in sources if p.identity.experiment]
+    told = [p for p in sources if p.identity.experiment]
+    logs = [p for p in told if not p.traces] or told  # a trace may call its run otherwise
+    exact = [p for p in logs if p.format != "verl_console"] or logs
+    named = [p.identity.experiment for p in exact if p.identity.experiment]
     if named:
         return max(sorted(set(named)), key=named.count)
     path = next((p.path for p in sources if len(p.metrics)), sources[0].path)

@@ -16,6 +16,7 @@ from verl_audit.measure.run import RunData, complete
 from verl_audit.measure.speed import Symptom, speed_measures, symptom
 from verl_audit.measure.symptom import RUN_SD
 from verl_audit.measure.sync import sync_measures
+from verl_audit.measure.traced import Traced, overlay
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,21 @@ class Context:
     switch_step: float | None = None
 
 
-def compute(run: RunData, baselines: Sequence[RunData], context: Context) -> tuple[Mapping[str, Measure], Symptom]:
-    """Every catalogued measure (those without value say why), and the symptom they contain."""
+def compute(
+    run: RunData, baselines: Sequence[RunData], context: Context, traced: Traced | None = None
+) -> tuple[Mapping[str, Measure], Symptom]:
+    """Every catalogued measure (those without value say why), and the symptom they contain.
+
+    What the traces of the run tell takes the place of what its metrics only bound.
+    """
     with np.errstate(all="ignore"):  # values near the end of the float range overflow; the result is then no number
-        return _compute(run, baselines, context)
+        return _compute(run, baselines, context, traced)
 
 
-def _compute(run: RunData, baselines: Sequence[RunData], context: Context) -> tuple[Mapping[str, Measure], Symptom]:
-    found = [
+def _compute(
+    run: RunData, baselines: Sequence[RunData], context: Context, traced: Traced | None
+) -> tuple[Mapping[str, Measure], Symptom]:
+    from_metrics = [
         *gap_measures(run, baselines),
         *lag_measures(run),
         *damage_measures(run, baselines),
@@ -51,7 +59,8 @@ def _compute(run: RunData, baselines: Sequence[RunData], context: Context) -> tu
             baselines=len(baselines),
         ),
     ]
-    admissible = next(m.value for m in found if m.name == "reward_admissible")
+    found = overlay({m.name: m for m in from_metrics}, traced)
+    admissible = found["reward_admissible"].value
     judged = symptom(
         run,
         baselines,
@@ -59,4 +68,4 @@ def _compute(run: RunData, baselines: Sequence[RunData], context: Context) -> tu
         run_sd=context.run_sd,
         switch_step=context.switch_step,
     )
-    return complete([*found, *speed_measures(judged)], run, has_baseline=bool(baselines)), judged
+    return complete([*found.values(), *speed_measures(judged)], run, has_baseline=bool(baselines)), judged

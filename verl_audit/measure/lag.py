@@ -158,8 +158,7 @@ def _split(
     run's own lag-0 level, or the baseline's level taken as the run's mismatch. What an on-policy baseline loses as
     well (`floor`) is nobody's damage; a clip excess has its baseline subtracted already.
     """
-    on_policy_bases = [off_policy_loss(b, None) for b in baselines if is_on_policy(b)]
-    base = [x for x in on_policy_bases if x is not None and not by_clip]
+    base = [] if by_clip else _on_policy_losses(baselines)
     floor = float(np.mean(base)) if base else 0.0
     if is_on_policy(run):
         rest = None if loss is None else max(0.0, loss - floor)
@@ -179,6 +178,17 @@ def _split(
         return (0.0, 0.0, worst), stale
     parts = ((share.low + share.high) / 2, share.low, share.high)
     return _ranges([max(0.0, x * loss - floor) for x in parts], [(1 - x) * loss for x in parts])
+
+
+def _on_policy_losses(baselines: Sequence[RunData]) -> list[float]:
+    losses = (off_policy_loss(b, None) for b in baselines if is_on_policy(b))
+    return [loss for loss in losses if loss is not None]
+
+
+def on_policy_loss(baselines: Sequence[RunData]) -> float:
+    """Mean (1 - ESS)/2 of the on-policy baselines: what trainer and engine lose without any lag; 0 if not known."""
+    base = _on_policy_losses(baselines)
+    return float(np.mean(base)) if base else 0.0
 
 
 def _ranges(mismatch: Sequence[float], staleness: Sequence[float]) -> tuple[Range, Range]:

@@ -17,6 +17,8 @@ else:  # pragma: no cover
 
 Scalar = float | bool | str
 MeasureType = Literal["number", "bool", "text"]
+Level = Literal["traces", "metrics"]
+"""What a measure was computed from: the per-trajectory traces, or the metric series."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class MeasureDef:
     needs: tuple[tuple[str, ...], ...] = ()
     type: MeasureType = "number"
     baseline: bool = False
+    traces: bool = False
+    """Only traces give it a value."""
     every_step: bool = False
     """Whether it needs every step, so that a selection of them is not enough."""
 
@@ -47,6 +51,7 @@ class Measure:
     """Why there is no value, in words; empty when there is one."""
     wants: tuple[str, ...] = ()
     """Signals (or the word `baseline`) that would give it a value."""
+    level: Level = "metrics"
 
     def number(self) -> float | None:
         """The value as a finite number, else None."""
@@ -72,5 +77,6 @@ def _definition(name: str, raw: Mapping[str, object]) -> MeasureDef:
         needs=tuple((n,) if isinstance(n, str) else tuple(n) for n in needs),
         type=raw.get("type", "number"),  # type: ignore[arg-type]
         baseline=bool(raw.get("baseline", False)),
+        traces=bool(raw.get("traces", False)),
         every_step=bool(raw.get("every_step", False)),
     )

@@ -14,6 +14,8 @@ from verl_audit.measure.stats import Array, Estimate, ar1_mean
 
 BASELINE = "baseline"
 """Stands among the wanted signals of a measure that needs a baseline run."""
+TRACES = "traces"
+"""Stands among the wanted signals of a measure that needs per-trajectory traces."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,8 @@ def without_value(definition: MeasureDef, run: RunData, *, has_baseline: bool, w
     wants = [alternatives[0] for alternatives in definition.needs if not any(_usable(run, s) for s in alternatives)]
     if definition.baseline and not has_baseline:
         wants.append(BASELINE)
+    if definition.traces:
+        wants.append(TRACES)
     reasons = [why] if why else [_why(run, w) for w in wants]
     return Measure(
         definition.name,
@@ -218,6 +222,8 @@ def _usable(run: RunData, signal: str) -> bool:
 def _why(run: RunData, signal: str) -> str:
     if signal == BASELINE:
         return "no baseline run was given"
+    if signal == TRACES:
+        return "no per-trajectory trace tells it"
     if signal in run.corrupt:
         return f"{signal}: {run.corrupt[signal]}"
     if run.blind(signal):

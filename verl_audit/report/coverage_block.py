@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_audit.diagnose.coverage import TRACES_ONLY
-from verl_audit.report.head_block import Document, settable, trace_only
+from verl_audit.report.head_block import Document
 from verl_audit.report.page import Page, clean, count, listed, number
 from verl_audit.report.reading import stated
 
@@ -50,17 +49,15 @@ def _show_gaps(page: Page, document: Document, told: Sequence[str]) -> None:
     for cause, entries in document["coverage"]["causes"].items():
         for e in entries:
             if e["standing"] == "missing" and e["signal"] not in told:
-                grouped.setdefault(_gap(e, document), {}).setdefault(e["signal"], []).append(clean(cause))
+                grouped.setdefault(_gap(e), {}).setdefault(e["signal"], []).append(clean(cause))
     for why, signals in grouped.items():
         names = ", ".join(f"{clean(signal)} (for {', '.join(needed)})" for signal, needed in signals.items())
         page.item("missing", f"{names}: {why}.", indent=2, column=COLUMN, style="yellow")
 
 
-def _gap(entry: Mapping[str, Any], document: Document) -> str:
+def _gap(entry: Mapping[str, Any]) -> str:
     """Why a signal is missing, and what would record it."""
-    if entry["signal"] in TRACES_ONLY:
-        return trace_only(document)
-    record = settable(entry["record"])
+    record = entry["record"]
     return f"{clean(entry['because'])}. " + (f"Setting: {clean(record)}" if record else "No setting is known for it")
 
 

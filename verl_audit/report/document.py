@@ -21,10 +21,13 @@ from verl_audit.ingest.discover import Skipped
 from verl_audit.ingest.events import errors
 from verl_audit.ingest.model import Event
 from verl_audit.measure.eviction import ledger
+from verl_audit.measure.ledger import Ledger
 from verl_audit.measure.model import Measure, Scalar
 from verl_audit.measure.run import RunData
 from verl_audit.measure.speed import Symptom
 from verl_audit.measure.symptom import Speed
+from verl_audit.measure.traced import Traced
+from verl_audit.report.traces_tree import tree
 from verl_audit.store.database import count
 from verl_audit.store.load import RunInput
 
@@ -53,6 +56,7 @@ class Outcome:
     settings: Mapping[str, Scalar]
     skipped: tuple[Skipped, ...] = ()
     """Files that were not read, with paths as shown."""
+    traced: Traced | None = None
 
 
 def build(outcome: Outcome, store: duckdb.DuckDBPyConnection) -> dict[str, Any]:
@@ -71,7 +75,8 @@ def build(outcome: Outcome, store: duckdb.DuckDBPyConnection) -> dict[str, Any]:
             "findings": [_finding(f, outcome.measures, store) for f in outcome.findings],
             "causes": {cause: _cause(j) for cause, j in outcome.causes.items()},
             "verdict": _verdict(outcome.verdict),
-            "ledger": _ledger(outcome.data),
+            "ledger": _ledger(outcome.data, outcome.traced),
+            "traces": None if outcome.traced is None else tree(outcome.traced),
             "measures": {name: _measure(m) for name, m in outcome.measures.items()},
         }
     )
@@ -219,6 +224,7 @@ def _measure(m: Measure) -> dict[str, Any]:
         "high": m.high,
         "n": m.n,
         "unit": m.unit,
+        "level": m.level,
         "missing": m.missing or None,
     }
 
@@ -231,6 +237,7 @@ def _finding(f: Finding, measures: Mapping[str, Measure], store: duckdb.DuckDBPy
         "status": f.status,
         "severity": f.severity,
         "confidence": f.confidence,
+        "level": f.level,
         "title": f.title,
         "onset": None if f.onset is None else {"low": f.onset[0], "high": f.onset[1]},
         "follows": list(f.follows),
@@ -302,9 +309,11 @@ def _verdict(v: Verdict) -> dict[str, Any]:
     }
 
 
-def _ledger(data: RunData) -> dict[str, Any]:
-    """Groups by fate; trajectories and tokens need traces, the residual a generated count, which verl does not log."""
+def _ledger(data: RunData, traced: Traced | None) -> dict[str, Any]:
+    """Groups by fate: from traces where they tell what was lost, else from counts, without a generated total."""
     counts = ledger(data)
+    if traced is not None and not traced.where.blind:
+        return _traced_ledger(traced.ledger, counts)
     decided = counts.pop("decided")
     return {
         "unit": "groups",
@@ -313,6 +322,24 @@ def _ledger(data: RunData) -> dict[str, Any]:
         "generated": None,
         "residual": None,
         "level": "metrics",
+    }
+
+
+def _traced_ledger(book: Ledger, counted: Mapping[str, float | None]) -> dict[str, Any]:
+    """Groups by fate from the rows, or from the metrics where those counted more; `residual` adds the differences."""
+    fates = {f"{line.fate}_groups": line.groups.number() or 0.0 for line in book.lines}
+    missed = {name: max(0.0, (counted.get(name) or 0.0) - n) for name, n in fates.items() if name != "trained_groups"}
+    fates = {name: n + missed.get(name, 0.0) for name, n in fates.items()}
+    undecided = fates["in_flight_groups"] + fates["unknown_groups"]
+    total = sum(fates.values())
+    lacking = sum(missed.values())
+    return {
+        "unit": "groups",
+        "fates": fates,
+        "decided": total - undecided,
+        "generated": total + (book.open_groups.number() or 0),
+        "residual": lacking + (book.residual_groups.number() or 0.0),
+        "level": "traces",
     }
 
 

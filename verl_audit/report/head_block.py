@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verl_audit.diagnose.coverage import TRACES_ONLY
 from verl_audit.diagnose.verdict import NAMES as CAUSE_NAMES
 from verl_audit.report.page import Page, clean, count, listed, number, percent
 
@@ -41,8 +40,6 @@ COLUMN = 12
 WIDE = 100
 """Columns from which the reason of a cause stands beside it."""
 BASELINE = "--baseline SYNC_RUN_DIR"
-TRACES = "record per-trajectory traces"
-"""Begins the advice of a signal that traces hold; no user can follow it while no trace is read."""
 
 
 def show_verdict(page: Page, document: Document) -> None:
@@ -92,12 +89,11 @@ def _show_death(page: Page, run: Mapping[str, Any]) -> None:
         page.para(f"({error['path'] + ', ' if error.get('path') else ''}byte {error['offset']} of the log)", indent=2)
 
 
-def missing_settings(document: Document, without: Container[str] = ()) -> Iterator[tuple[str, str]]:
+def missing_settings(document: Document) -> Iterator[tuple[str, str]]:
     """What the verdict lacks, as (signals, what records them), signals with the same remedy together."""
     grouped: dict[str, list[str]] = {}
     for signal in document["verdict"]["missing"]:
-        if signal not in without:
-            grouped.setdefault(_setting(signal, document), []).append(clean(signal))
+        grouped.setdefault(_setting(signal, document), []).append(clean(signal))
     for setting, signals in grouped.items():
         yield listed(signals, 6), setting
 
@@ -105,29 +101,13 @@ def missing_settings(document: Document, without: Container[str] = ()) -> Iterat
 def _setting(signal: str, document: Document) -> str:
     if signal == "baseline":
         return _baseline_setting(document)
-    if signal in TRACES_ONLY:
-        return trace_only(document)
     found = [e for entries in document["coverage"]["causes"].values() for e in entries if e["signal"] == signal]
-    record = next((settable(e["record"]) for e in found if e["record"]), "")
+    record = next((e["record"] for e in found if e["record"]), "")
     if any(e["standing"] == "present" for e in found):
         return f"{found[0]['because']} logged, too few or too rare for this question" + (
             f"; {record}" if record else ""
         )
     return record or "no setting is known that records it"
-
-
-def settable(record: str) -> str:
-    """The advice without its part about traces."""
-    return record.removeprefix(f"{TRACES}, or ") if not record.startswith(f"{TRACES} ") else ""
-
-
-def trace_only(document: Document) -> str:
-    """What is said of a signal that traces alone hold; a trace file that is there is named."""
-    files = document["skipped"]["files"]
-    there = [f["path"] for f in files if f["reason"].startswith("per-trajectory trace")]
-    if there:
-        return f"no framework metric carries it; {listed(there, 2)} may hold it, but this version reads no traces"
-    return "no framework metric carries it, and this version reads no traces"
 
 
 def _baseline_setting(document: Document) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from verl_audit.diagnose.coverage import TRACES_ONLY
 from verl_audit.report.coverage_block import show_coverage, show_files, show_ledger
 from verl_audit.report.findings_block import Finding, fired_findings, remedies, show_findings
 from verl_audit.report.head_block import BASELINE, died, missing_settings, show_causes, show_run, show_verdict
@@ -91,7 +90,7 @@ def _first_sentence(text: str) -> str:
 
 def _record(document: Mapping[str, Any]) -> Iterator[str]:
     """The first signal that the verdict lacks and a setting records; no baseline has a line of its own."""
-    for names, setting in missing_settings(document, without=TRACES_ONLY):
+    for names, setting in missing_settings(document):
         if setting.endswith(NOTHING_TO_SET):
             continue
         if not setting.startswith(BASELINE):

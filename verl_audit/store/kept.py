@@ -18,6 +18,7 @@ from verl_audit._version import __version__
 from verl_audit.ingest.discover import Found
 from verl_audit.ingest.model import ConfigFound, Event, Identity, MetricBuffer, Parsed, Problem, Sample
 from verl_audit.ingest.stamp import place, stamp
+from verl_audit.ingest.trace_source import TraceSource
 from verl_audit.store.database import SCHEMA_VERSION
 
 _PLAIN = ("format", "step_kind", "float32", "sampled", "bytes_read", "values_lost")
@@ -133,14 +134,18 @@ def _is_ours(con: duckdb.DuckDBPyConnection) -> bool:
 
 
 def _state(parsed: Parsed, root: Path) -> bytes | None:
-    """All of a `Parsed` but its rows, as compressed JSON; None if it is not worth trusting or JSON would change it."""
-    if any(p.kind in _UNSURE for p in parsed.problems):
+    """All of a `Parsed` but its rows, as compressed JSON; None if it is not worth trusting or JSON would change it.
+
+    Of traces only what names them: their rows are read again, and the sums of their tokens have a cache of their own.
+    """
+    if any(p.kind in _UNSURE for p in parsed.problems) or any(t.problems or t.dropped for t in parsed.traces):
         return None
     tree = {
         **{name: getattr(parsed, name) for name in _PLAIN},
         **{name: [list(vars(item).values()) for item in getattr(parsed, name)] for name in _LISTS},
         "path": os.path.relpath(parsed.path, root),
         "identity": list(asdict(parsed.identity).values()),
+        "traces": [_named(trace, root) for trace in parsed.traces],
         "configs": [[c.tree, c.origin, list(c.overrides)] for c in parsed.configs],
         "keys": parsed.metrics.keys,
         "records": parsed.metrics.records,
@@ -161,8 +166,28 @@ def _restored(con: duckdb.DuckDBPyConnection, source_id: int, state: bytes, root
     parsed.configs = [ConfigFound(found, origin, tuple(given)) for found, origin, given in tree["configs"]]
     for name, kind in _LISTS.items():
         setattr(parsed, name, [kind(*item) for item in tree[name]])
+    parsed.traces = [_trace(named, root) for named in tree["traces"]]
     parsed.metrics = _rows(con, source_id, tree["keys"], tree["records"])
     return parsed
+
+
+_OF_TRACE = ("format", "table", "updates_per_version", "run", "only_run", "rows", "version_offset")
+
+
+def _named(trace: TraceSource, root: Path) -> dict[str, Any]:
+    return {
+        **{name: getattr(trace, name) for name in _OF_TRACE},
+        "path": os.path.relpath(trace.path, root),
+        "has_log_probs": list(trace.has_log_probs),
+        "fates": None if trace.fates is None else list(trace.fates),
+    }
+
+
+def _trace(named: dict[str, Any], root: Path) -> TraceSource:
+    path = root if named["path"] == "." else root / named["path"]
+    fates = None if named["fates"] is None else tuple(named["fates"])
+    plain = {name: named[name] for name in _OF_TRACE}
+    return TraceSource(path, **plain, has_log_probs=tuple(named["has_log_probs"]), fates=fates)
 
 
 _COLUMNS = {

@@ -54,6 +54,7 @@ def write(table: pa.Table, path: Path) -> None:
         table.schema,
         compression={**dict.fromkeys(lists, "none"), **dict.fromkeys(others, "zstd")},
         use_dictionary=[n for n in others if not n.startswith(tuple(f"{t}.list" for t in tokens))],
+        column_encoding={"loss_mask.list.element": "RLE"} if "loss_mask" in table.column_names else None,
         write_statistics=[n for n in others if "." not in n],
         write_page_checksum=True,
     ) as writer:
