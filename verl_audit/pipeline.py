@@ -26,6 +26,7 @@ from verl_audit.ingest.runs import Run, group_runs
 from verl_audit.measure.compute import Context, compute
 from verl_audit.measure.model import Scalar
 from verl_audit.measure.run import load as load_run_data
+from verl_audit.measure.series import draw
 from verl_audit.report.document import Outcome, build, to_json
 from verl_audit.report.targets import check_db
 from verl_audit.settings import Settings
@@ -177,20 +178,26 @@ def load_all(
     facts: Mapping[str, Scalar] | None = None,
     db: Path | None = None,
     progress: Progress | None = None,
+    compared: bool = False,
 ) -> Loaded:
-    """Read the run and its baselines into a store, reconciled and mapped to signals; `db` also writes it to a file."""
+    """Read the run and its baselines into a store, reconciled and mapped to signals; `db` also writes it to a file.
+
+    With `compared` all of them are arguments of one command, and the advice which run to choose says so.
+    """
     if db is not None:
         check_db(db)
     store = open_store()
     sources = [(read_source(path, progress), run, "run")]
-    sources += [(read_source(root, progress), name, "baseline") for root, name in map(_baseline, baselines)]
+    sources += [(read_source(root, progress), name, "baseline") for root, name in map(dir_and_run, baselines)]
     inputs: list[RunInput] = []
     mappings: dict[str, KeyMapping] = {}
     adapters: dict[str, Adapter] = {}
     events: dict[str, tuple[tuple[str, Event], ...]] = {}
     base, seen = 0, set[tuple[Path, int]]()
     for source, name, role in sources:
-        chosen = choose_run(source, name, option="--run NAME" if role == "run" else f"--baseline '{source.root}#NAME'")
+        place = f"'{source.root}#NAME'"
+        option = place if compared else "--run NAME" if role == "run" else f"--baseline {place}"
+        chosen = choose_run(source, name, option=option)
         seen |= _lives(source, chosen, seen)
         given = _run_input(source, chosen, role, {i.run for i in inputs})
         names = source.names()
@@ -220,7 +227,7 @@ def _lives(source: Source, run: Run, seen: set[tuple[Path, int]]) -> set[tuple[P
     return lives
 
 
-def _baseline(given: str | Path) -> tuple[Path, str | None]:
+def dir_and_run(given: str | Path) -> tuple[Path, str | None]:
     """`DIR` or `DIR#RUN`."""
     text = str(given)
     if Path(text).exists() or "#" not in text:
@@ -326,8 +333,25 @@ def audit(
         events=loaded.events[loaded.run.run],
         skipped=loaded.skipped,
         settings=settings.as_given(),
+        drawn=draw(data[0], data[1:], symptom),
+        command=_command(Path(path), run, baselines, settings),
     )
     return Audit(build(outcome, loaded.store), loaded.store)
+
+
+def _command(path: Path, run: str | None, baselines: Sequence[str | Path], settings: Settings) -> tuple[str, ...]:
+    """The command that makes an audit, with the names of folders and no machine path before them."""
+    words = ["verl-audit", "diagnose", named(path), *(["--run", printable(run)] if run is not None else [])]
+    for root, name in map(dir_and_run, baselines):
+        words += ["--baseline", named(root) + (f"#{printable(name)}" if name else "")]
+    words += [word for folder in settings.rule_dirs for word in ("--rules", named(folder))]
+    given = settings.as_given().items()
+    return (*words, *(word for key, value in given for word in ("--set", f"{key}={value}")))
+
+
+def named(path: Path) -> str:
+    """The name of a folder or file, without the machine path before it."""
+    return printable(path.resolve().name if path.name in ("", ".", "..") else path.name)
 
 
 def _rules(settings: Settings) -> RuleSet:
