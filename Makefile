@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 FIXTURES := fixtures/real
 
-.PHONY: demo test lint docs fixtures clean
+.PHONY: demo test lint docs browser plotly fixtures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/verl-audit diagnose $(FIXTURES)/async_drop_bias --baseline $(FIXTURES)/sync_baseline
@@ -22,6 +22,24 @@ lint: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py
+
+# What the tests of the HTML report need beside Python: Chromium from Debian, axe-core from npm. Without them they skip.
+AXE := axe-core@4.14.1
+browser: $(VENV)/.dev
+	@if command -v chromium || command -v chromium-browser || command -v google-chrome; then echo "Chromium is there"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then apt-get update -qq && apt-get install -qq -y chromium; \
+	else echo "no Chromium, and no way to install it here: its tests will be skipped"; fi
+	@if [ -f $(VENV)/axe/package/axe.min.js ]; then echo "axe-core is there"; \
+	elif command -v npm > /dev/null; then mkdir -p $(VENV)/axe && cd $(VENV)/axe && npm pack --silent $(AXE) > /dev/null && tar xzf *.tgz && rm *.tgz; \
+	else echo "no npm to fetch axe-core with: its tests will be skipped"; fi
+
+# Takes plotly.js for interactive reports again; the tests hold it to the version that the plotly of Python brings.
+PLOTLY := plotly.js-basic-dist-min@4.1.1
+VENDOR := verl_audit/report/html/vendor
+plotly:
+	cd $(VENDOR) && npm pack --silent $(PLOTLY) > /dev/null && tar xzf *.tgz && rm *.tgz
+	mv $(VENDOR)/package/plotly-basic.min.js $(VENDOR)/ && mv $(VENDOR)/package/LICENSE $(VENDOR)/plotly-basic.LICENSE
+	rm -r $(VENDOR)/package
 
 # Copies the fixtures again from a folder that holds real_runs/ and public_logs/.
 SHARED ?= ../shared

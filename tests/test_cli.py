@@ -478,3 +478,78 @@ def test_click_is_asked_for_both_streams() -> None:
 
     result = CliRunner().invoke(both)
     assert (result.stdout, result.stderr) == ("out\n", "err\n")
+
+
+# -- report -----------------------------------------------------------------------------------------------------
+
+
+FORMS = {"html": "<!doctype html>", "markdown": "<!-- verl-audit report -->", "junit": "<?xml"}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_report_of_a_run_and_of_its_kept_audit_are_one(folder: Path, tmp_path: Path, form: str) -> None:
+    kept, direct, again = tmp_path / "audit.json", tmp_path / "direct", tmp_path / "again"
+    assert call("diagnose", folder / "run", "--baseline", folder / "base", "--json", kept).exit_code == 0
+    made = call("report", folder / "run", "--baseline", folder / "base", "--format", form, "-o", direct)
+    assert (made.exit_code, made.output) == (0, "")
+    assert call("report", kept, "--format", form, "-o", again).exit_code == 0
+    assert direct.read_text(encoding="utf-8") == again.read_text(encoding="utf-8")
+    assert direct.read_text(encoding="utf-8").startswith(FORMS[form])
+    assert call("report", kept, "--format", form, "-o", again).exit_code == 0  # over one of its own
+
+
+def test_diagnose_html_is_the_report(folder: Path, tmp_path: Path) -> None:
+    page, other = tmp_path / "page.html", tmp_path / "other.html"
+    result = call("diagnose", folder / "run", "--html", page)
+    assert result.exit_code == 0 and "The four steps" in result.output
+    assert call("report", folder / "run", "-o", other).exit_code == 0
+    assert page.read_text(encoding="utf-8") == other.read_text(encoding="utf-8")
+
+
+def test_report_to_standard_output(folder: Path) -> None:
+    assert call("report", folder / "run", "--format", "markdown").stdout.startswith(FORMS["markdown"])
+    assert call("report", folder / "run", "--format", "github").stdout.startswith("::notice title=verl-audit")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "run"),
+        ("report", "run", "--format", "github", "-o", "x"),
+        ("report", "absent", "-o", "x.html"),
+        ("report", "audit.json", "-o", "x.html", "--baseline", "base"),
+        ("report", "audit.json", "-o", "x.html", "--set", "run_sd=0.2"),
+        ("report", "old.json", "-o", "x.html"),
+        ("report", "torn.json", "-o", "x.html"),
+        ("report", "lacking.json", "-o", "x.html"),
+        ("diagnose", "run", "--html", "same", "--json", "same"),
+    ],
+    ids=" ".join,
+)
+def test_report_refuses_with_2(folder: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    if not (folder / "audit.json").exists():
+        call("diagnose", "run", "--json", "audit.json")
+        whole = (folder / "audit.json").read_text(encoding="utf-8")
+        (folder / "old.json").write_text(whole.replace('"1.0"', '"0.1"', 1), encoding="utf-8")
+        (folder / "torn.json").write_text(whole[:900], encoding="utf-8")
+        lacking = {k: v for k, v in json.loads(whole).items() if k != "findings"}
+        (folder / "lacking.json").write_text(json.dumps(lacking), encoding="utf-8")
+    result = call(*arguments)
+    assert result.exit_code == 2 and result.stderr.startswith("verl-audit: ")
+    assert not Path("x").exists() and not Path("x.html").exists()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_report_keeps_a_file_that_is_not_its_own(folder: Path, tmp_path: Path, form: str) -> None:
+    precious = tmp_path / "notes"
+    precious.write_text("<!doctype html><title>mine</title>", encoding="utf-8")
+    result = call("report", folder / "run", "--format", form, "-o", precious)
+    assert result.exit_code == 2 and "give another name" in result.stderr
+    assert precious.read_text(encoding="utf-8") == "<!doctype html><title>mine</title>"
+
+
+def test_report_with_plotly_and_text(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert call("report", folder / "run", "-o", page, "--interactive", "--include-text").exit_code == 0
+    assert 1_000_000 < page.stat().st_size < 1_500_000

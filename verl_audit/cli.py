@@ -50,6 +50,22 @@ set_option = click.option(
     metavar="KEY=VALUE",
     help="RULE.PARAMETER, fact.NAME, run_sd or switch_step; may be repeated.",
 )
+baseline_option = click.option(
+    "--baseline",
+    "baselines",
+    multiple=True,
+    metavar="DIR[#RUN]",
+    help="Synchronous run to compare with; repeat it to measure run-to-run variance.",
+)
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings file [default: verl-audit.toml in the working directory].",
+)
+interactive_option = click.option(
+    "--interactive", is_flag=True, help="Embed plotly for zoom and hover (HTML only; 1.2 MB more)."
+)
 
 
 engine_option = click.option(
@@ -106,13 +122,7 @@ def main() -> None:
 
 @main.command()
 @run_argument
-@click.option(
-    "--baseline",
-    "baselines",
-    multiple=True,
-    metavar="DIR[#RUN]",
-    help="Synchronous run to compare with; repeat it to measure run-to-run variance.",
-)
+@baseline_option
 @run_option
 @click.option("--json", "json_file", metavar="FILE", help="Also write audit.json; - prints it in place of the report.")
 @click.option(
@@ -126,14 +136,15 @@ def main() -> None:
     type=click.Choice(["low", "medium", "high", "critical"]),
     help="Exit 1 when a finding of this severity or above fired.",
 )
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also write the HTML report.",
+)
 @set_option
 @rules_option
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Settings file [default: verl-audit.toml in the working directory].",
-)
+@config_option
 @engine_option
 @workers_option
 @click.option("--strict", is_flag=True, help="Exit 2 when any input was damaged or any rule is broken.")
@@ -145,6 +156,7 @@ def diagnose(
     json_file: str | None,
     db: Path | None,
     fail_on: Severity | None,
+    html: Path | None,
     pairs: tuple[str, ...],
     rule_dirs: tuple[Path, ...],
     config: Path | None,
@@ -157,7 +169,7 @@ def diagnose(
     from verl_audit.pipeline import audit
 
     with _errors():
-        _check_targets(json_file, db)
+        _check_targets(json_file, db, html)
     with _errors(), _progress() as progress:
         found = audit(
             run_dir,
@@ -174,6 +186,10 @@ def diagnose(
         if json_file:
             _write(Path(json_file), found.to_json())
         _report(found.document, verbose=verbose)
+    if html is not None:
+        from verl_audit.report.html.page import render
+
+        _write(html, render(found.document))
     if found.reading is not None:
         _told(found.reading)
     sys.exit(_exit_code(found.document, fail_on, strict=strict))
@@ -185,16 +201,21 @@ def _told(reading: Reading) -> None:
     click.echo(f"sources: {new}, {reading.sources_kept} unchanged ({reading.bytes_kept:,} bytes)", err=True)
 
 
-def _check_targets(json_file: str | None, db: Path | None) -> None:
+def _check_targets(json_file: str | None, db: Path | None, html: Path | None) -> None:
     """Refuse to write over what is not ours before anything is read, a log above all."""
-    from verl_audit.report.targets import check_db, check_json
+    from verl_audit.report.targets import check_db, check_json, check_report
 
     if json_file and json_file != "-":
         check_json(Path(json_file))
     if db is not None:
         check_db(db)
-        if json_file and Path(json_file).resolve() == db.resolve():
-            raise AuditError(f"{db}: given for both --json and --db")
+    if html is not None:
+        check_report(html, "html")
+    given = {"--json": json_file and json_file != "-" and Path(json_file), "--db": db, "--html": html}
+    taken: dict[Path, str] = {}
+    for option, path in given.items():
+        if path and (other := taken.setdefault(path.resolve(), option)) != option:
+            raise AuditError(f"{path}: given for both {other} and {option}")
 
 
 def _report(document: dict[str, Any], *, verbose: bool) -> None:
@@ -212,6 +233,121 @@ def _exit_code(document: dict[str, Any], fail_on: Severity | None, *, strict: bo
     if fail_on and any(SEVERITIES.index(s) >= SEVERITIES.index(fail_on) for s in fired):
         return FOUND
     return OK
+
+
+@main.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="RUN_DIR|AUDIT_JSON")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Where to write it."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["html", "markdown", "junit", "github"]),
+    default="html",
+    show_default=True,
+    help="github prints annotations, and appends to the file named by GITHUB_STEP_SUMMARY.",
+)
+@interactive_option
+@click.option("--include-text", is_flag=True, help="Also show text of the model in evidence (HTML only).")
+@baseline_option
+@run_option
+@set_option
+@rules_option
+@config_option
+def report(
+    source: Path,
+    output: Path | None,
+    form: str,
+    interactive: bool,
+    include_text: bool,
+    baselines: tuple[str, ...],
+    run_name: str | None,
+    pairs: tuple[str, ...],
+    rule_dirs: tuple[Path, ...],
+    config: Path | None,
+) -> None:
+    """Write the report of a run, or of an audit.json kept with `diagnose --json`, for people or for CI.
+
+    Without -o it goes to standard output, except HTML, which needs a file.
+    """
+    from verl_audit.report.forms import append_job_summary, rendered
+    from verl_audit.report.targets import check_report, is_document, read_document
+
+    with _errors():
+        if form == "html" and output is None:
+            raise AuditError("an HTML report needs a file: -o report.html")
+        if form == "github" and output is not None:
+            raise AuditError("--format github prints annotations and takes no -o")
+        if output is not None:
+            check_report(output, form)
+        if is_document(source):
+            if baselines or run_name is not None or pairs or rule_dirs or config:
+                raise AuditError(f"{source} is a finished audit: baselines, run and settings were chosen for it")
+            document = read_document(source)
+        else:
+            document = _audited(source, baselines, run_name, _settings(pairs, rule_dirs, config))
+        text = rendered(document, form, interactive=interactive, include_text=include_text)
+        if form == "github":
+            append_job_summary(document)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text)
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN_DIR[#RUN] RUN_DIR[#RUN]...")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also write an HTML page."
+)
+@click.option("--json", "json_file", metavar="FILE", help="Also write the tree; - prints it in place of the table.")
+@interactive_option
+@set_option
+@rules_option
+@config_option
+def compare(
+    runs: tuple[str, ...],
+    html: Path | None,
+    json_file: str | None,
+    interactive: bool,
+    pairs: tuple[str, ...],
+    rule_dirs: tuple[Path, ...],
+    config: Path | None,
+) -> None:
+    """Set runs side by side: what differs, where they part first, and how fast each learned against the first.
+
+    For two runs that differ in one configuration key it says whether learning speed recovered.
+    """
+    from verl_audit.compare import compare as compared
+    from verl_audit.report.compare_view import render_comparison
+    from verl_audit.report.document import to_json
+    from verl_audit.report.targets import check_comparison, check_report
+
+    with _errors():
+        if html is not None:
+            check_report(html, "html")
+        if json_file and json_file != "-":
+            check_comparison(Path(json_file))
+    with _errors(), _progress() as progress:
+        tree = compared(runs, settings=_settings(pairs, rule_dirs, config), progress=progress)
+    if json_file == "-":
+        click.echo(to_json(tree), nl=False)
+    else:
+        if json_file:
+            _write(Path(json_file), to_json(tree))
+        render_comparison(tree, _console())
+    if html is not None:
+        from verl_audit.report.html.comparison import render_comparison as page
+
+        _write(html, page(tree, interactive=interactive))
+
+
+def _audited(source: Path, baselines: tuple[str, ...], run: str | None, settings: Settings) -> dict[str, Any]:
+    from verl_audit.pipeline import audit
+
+    with _progress() as progress:
+        return audit(source, baselines=baselines, run=run, settings=settings, progress=progress).document
 
 
 @main.command()

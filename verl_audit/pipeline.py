@@ -30,6 +30,7 @@ from verl_audit.measure.compute import Context, compute
 from verl_audit.measure.lag import on_policy_loss
 from verl_audit.measure.model import Scalar
 from verl_audit.measure.run import load as load_run_data
+from verl_audit.measure.series import draw
 from verl_audit.measure.tokens.engines import Engine, shards
 from verl_audit.measure.tokens.load import load as load_token_sums
 from verl_audit.measure.tokens.shard import name_of
@@ -212,14 +213,16 @@ def load_all(
     db: Path | None = None,
     progress: Progress | None = None,
     tokens: TokenWork | None = None,
+    compared: bool = False,
 ) -> Loaded:
     """Read the run and its baselines into a store, reconciled and mapped to signals.
 
     `db` also writes it to a file; where that holds an earlier store, files that have not changed are not parsed again.
+    With `compared` all of them are arguments of one command, and the advice which run to choose says so.
     """
     memory = _memory(db)
     store = open_store()
-    wanted = [(path, run, "run"), *((root, name, "baseline") for root, name in map(_baseline, baselines))]
+    wanted = [(path, run, "run"), *((root, name, "baseline") for root, name in map(dir_and_run, baselines))]
     inputs: list[RunInput] = []
     mappings: dict[str, KeyMapping] = {}
     adapters: dict[str, Adapter] = {}
@@ -229,7 +232,9 @@ def load_all(
     skipped: tuple[Skipped, ...] = ()
     for root, name, role in wanted:
         source = read_source(root, progress, memory)
-        chosen = choose_run(source, name, option="--run NAME" if role == "run" else f"--baseline '{source.root}#NAME'")
+        place = f"'{source.root}#NAME'"
+        option = place if compared else "--run NAME" if role == "run" else f"--baseline {place}"
+        chosen = choose_run(source, name, option=option)
         seen |= _lives(source, chosen, seen)
         given = _run_input(source, chosen, role, {i.run for i in inputs})
         names = source.names()
@@ -313,7 +318,7 @@ def _lives(source: Source, run: Run, seen: set[tuple[Path, int]]) -> set[tuple[P
     return lives
 
 
-def _baseline(given: str | Path) -> tuple[Path, str | None]:
+def dir_and_run(given: str | Path) -> tuple[Path, str | None]:
     """`DIR` or `DIR#RUN`."""
     text = str(given)
     if Path(text).exists() or "#" not in text:
@@ -422,8 +427,25 @@ def audit(
         events=loaded.events[loaded.run.run],
         skipped=loaded.skipped,
         settings=settings.as_given(),
+        drawn=draw(data[0], data[1:], symptom),
+        command=_command(Path(path), run, baselines, settings),
     )
     return Audit(build(outcome, loaded.store), loaded.store, loaded.reading)
+
+
+def _command(path: Path, run: str | None, baselines: Sequence[str | Path], settings: Settings) -> tuple[str, ...]:
+    """The command that makes an audit, with the names of folders and no machine path before them."""
+    words = ["verl-audit", "diagnose", named(path), *(["--run", printable(run)] if run is not None else [])]
+    for root, name in map(dir_and_run, baselines):
+        words += ["--baseline", named(root) + (f"#{printable(name)}" if name else "")]
+    words += [word for folder in settings.rule_dirs for word in ("--rules", named(folder))]
+    given = settings.as_given().items()
+    return (*words, *(word for key, value in given for word in ("--set", f"{key}={value}")))
+
+
+def named(path: Path) -> str:
+    """The name of a folder or file, without the machine path before it."""
+    return printable(path.resolve().name if path.name in ("", ".", "..") else path.name)
 
 
 def _rules(settings: Settings) -> RuleSet:

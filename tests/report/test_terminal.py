@@ -47,6 +47,7 @@ def finding(rule: str = "eviction-stale-groups", **changes: Any) -> dict[str, An
         "confidence": "high",
         "title": "Groups were evicted as stale",
         "explain": "140 groups went.",
+        "decisive": "140 groups",
         "measures": {"stale_groups_share": 0.127},
         "missing": [],
         "evidence": {"sql": "select step from steps where kind = 'a b' limit 50", "rows": rows, "more": False},

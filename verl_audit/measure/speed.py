@@ -169,9 +169,9 @@ class _NoCurves:
 
 def _curves(run: RunData, baselines: Sequence[RunData], admissible: bool | None) -> _Curves | _NoCurves:
     """Validation where enough of it lies in the steps that all runs cover, else trained reward where it compares."""
-    factors = _updates(run, baselines)
+    factors = updates_per_step(run, baselines)
     notes = [] if factors else ["updates per step are not known for every run: compared step by step"]
-    validation = _scaled(_validation(run, baselines), factors)
+    validation = _scaled(shared_validation(run, baselines), factors)
     shared = common_range(validation[0], validation[1:])[2]
     if shared >= MIN_VALIDATION:
         return _Curves("validation", validation, baselines, (factors or [1.0])[0], notes)
@@ -184,7 +184,7 @@ def _curves(run: RunData, baselines: Sequence[RunData], admissible: bool | None)
     if any(len(s) < MIN_SIDE for s in trained):
         return _NoCurves(f"{few}, and a trained reward curve needs {MIN_SIDE} steps in each run", notes)
     caution = [] if admissible else ["whether groups were evicted is not known: trained reward may be selected"]
-    factors = _updates(run, fit)
+    factors = updates_per_step(run, fit)
     left_out = [f"left out, since {why}" for why in refused]
     unknown = [b.name for b in fit if reward_admissible(b) is None]
     caution += [f"whether the baseline {', '.join(unknown)} evicted groups is not known"] if unknown else []
@@ -248,7 +248,7 @@ def _files(run: RunData) -> str:
     return ", ".join(sorted("/".join(f.split("/")[-2:]) for f in named.split(","))) if isinstance(named, str) else ""
 
 
-def _updates(run: RunData, baselines: Sequence[RunData]) -> list[float]:
+def updates_per_step(run: RunData, baselines: Sequence[RunData]) -> list[float]:
     """Updates per step of each run; empty unless all are known, and then the clock of every run is its step."""
     updates = [r.number("updates_per_version") for r in (run, *baselines)]
     return [u for u in updates if u] if all(updates) else []
@@ -258,7 +258,7 @@ def _scaled(series: Sequence[Series], factors: Sequence[float]) -> list[Curve]:
     return [Curve(s.step * f, s.value) for s, f in zip(series, factors or [1.0] * len(series), strict=True)]
 
 
-def _validation(run: RunData, baselines: Sequence[RunData]) -> list[Series]:
+def shared_validation(run: RunData, baselines: Sequence[RunData]) -> list[Series]:
     """Mean over the validation metrics that every run logged."""
     labelled = [r.labels.get("validation", {}) for r in (run, *baselines)]
     shared = sorted(set(labelled[0]).intersection(*labelled[1:]))
@@ -278,7 +278,10 @@ def _mean(series: Sequence[Series]) -> Series:
 def _clock(run: RunData, baselines: Sequence[RunData], speed: Speed, clock: Literal["sample", "hour"]) -> Speed | None:
     """The speed on another clock; None when a run does not say how many samples or hours an update takes."""
     runs = (run, *baselines)
-    rates = [_per_update(r, clock, k) for r, k in zip(runs, _updates(run, baselines) or [1.0] * len(runs), strict=True)]
+    rates = [
+        _per_update(r, clock, k)
+        for r, k in zip(runs, updates_per_step(run, baselines) or [1.0] * len(runs), strict=True)
+    ]
     if any(rate is None for rate in rates):
         return None
     ours, theirs = float(rates[0] or 0), float(np.mean([r for r in rates[1:] if r is not None]))

@@ -17,8 +17,8 @@ FEW_PROBLEMS = 5
 
 def show_coverage(page: Page, document: Document, *, verbose: bool) -> None:
     """Keys, then only the signals that a cause needs and lacks, then inert and corrupt ones with the reason."""
-    coverage, run = document["coverage"], document["run"]
-    page.heading("Coverage", _keys(coverage["keys"]))
+    coverage = document["coverage"]
+    page.heading("Coverage", keys_read(coverage["keys"]))
     unknown = coverage["unknown_keys"]
     if unknown:
         page.item(
@@ -26,13 +26,12 @@ def show_coverage(page: Page, document: Document, *, verbose: bool) -> None:
         )
     if verbose or sum(coverage["keys"].values()):
         _show_gaps(page, document, told=() if verbose else document["verdict"]["missing"])
-    inert = {**_entries(coverage["causes"], "inert"), **(run.get("inert") or {})}
-    corrupt = {**_entries(coverage["causes"], "corrupt"), **(run.get("corrupt") or {})}
-    _show_reasons(page, "Inert: logged, but cannot move in this run, so they clear nothing", inert)
-    _show_reasons(page, "Corrupt: logged, but not what the name says, so left out", corrupt)
+    _show_reasons(page, "Inert: logged, but cannot move in this run, so they clear nothing", document, "inert")
+    _show_reasons(page, "Corrupt: logged, but not what the name says, so left out", document, "corrupt")
 
 
-def _keys(keys: Mapping[str, int]) -> str:
+def keys_read(keys: Mapping[str, int]) -> str:
+    """How many metric keys were read, and how many of them were used."""
     total = sum(keys.values())
     if not total:
         return "no metric was read"
@@ -49,13 +48,13 @@ def _show_gaps(page: Page, document: Document, told: Sequence[str]) -> None:
     for cause, entries in document["coverage"]["causes"].items():
         for e in entries:
             if e["standing"] == "missing" and e["signal"] not in told:
-                grouped.setdefault(_gap(e), {}).setdefault(e["signal"], []).append(clean(cause))
+                grouped.setdefault(gap_advice(e), {}).setdefault(e["signal"], []).append(clean(cause))
     for why, signals in grouped.items():
         names = ", ".join(f"{clean(signal)} (for {', '.join(needed)})" for signal, needed in signals.items())
         page.item("missing", f"{names}: {why}.", indent=2, column=COLUMN, style="yellow")
 
 
-def _gap(entry: Mapping[str, Any]) -> str:
+def gap_advice(entry: Mapping[str, Any]) -> str:
     """Why a signal is missing, and what would record it."""
     record = entry["record"]
     return f"{clean(entry['because'])}. " + (f"Setting: {clean(record)}" if record else "No setting is known for it")
@@ -65,16 +64,23 @@ def _entries(causes: Mapping[str, Sequence[Mapping[str, Any]]], standing: str) -
     return {e["signal"]: e["because"] for entries in causes.values() for e in entries if e["standing"] == standing}
 
 
-def _show_reasons(page: Page, title: str, reasons: Mapping[str, str]) -> None:
-    if not reasons:
-        return
+def grouped_reasons(document: Document, standing: str) -> list[tuple[str, str]]:
+    """(signals, reason) of the signals that are inert or corrupt, those with the same reason together."""
+    run, causes = document["run"], document["coverage"]["causes"]
+    reasons = {**_entries(causes, standing), **(run.get(standing) or {})}
     grouped: dict[str, list[str]] = {}
     for signal, because in reasons.items():
         fullest = max((r for r in reasons.values() if r.startswith(because)), key=len)  # a reason may go on elsewhere
         grouped.setdefault(fullest, []).append(signal)
-    page.para(f"{title}:", indent=2)
-    for because, signals in grouped.items():
-        page.para(f"{', '.join(map(clean, sorted(signals)))}: {clean(because)}", indent=4, hang=2)
+    return [(", ".join(map(clean, sorted(signals))), clean(because)) for because, signals in grouped.items()]
+
+
+def _show_reasons(page: Page, title: str, document: Document, standing: str) -> None:
+    grouped = grouped_reasons(document, standing)
+    if grouped:
+        page.para(f"{title}:", indent=2)
+    for signals, because in grouped:
+        page.para(f"{signals}: {because}", indent=4, hang=2)
 
 
 def show_ledger(page: Page, ledger: Mapping[str, Any] | None) -> None:

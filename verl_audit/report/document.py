@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,9 +25,11 @@ from verl_audit.measure.eviction import ledger
 from verl_audit.measure.ledger import Ledger
 from verl_audit.measure.model import Measure, Scalar
 from verl_audit.measure.run import RunData
+from verl_audit.measure.series import Drawn
 from verl_audit.measure.speed import Symptom
 from verl_audit.measure.symptom import Speed
 from verl_audit.measure.traced import Traced
+from verl_audit.report.series import series_tree
 from verl_audit.report.traces_tree import tree
 from verl_audit.store.database import count
 from verl_audit.store.load import RunInput
@@ -35,6 +38,13 @@ SCHEMA_VERSION = "1.0"
 EVIDENCE_ROWS = 12
 """Rows of evidence kept in the document; the SQL beside them gives the rest."""
 UNKNOWN_KEYS = 50
+KEYS = (
+    "schema_version", "tool", "run", "baselines", "sources", "skipped", "problems", "coverage", "symptom", "findings",
+    "causes", "verdict", "ledger", "measures", "series",
+)  # fmt: skip
+"""Keys at the top of every document."""
+_NUMBERS = re.compile(r"\[\n[\s\d,.eE+-]+\]")
+"""A list of nothing but numbers, which goes on one line; a text never holds a bare line break."""
 SKIPPED_FILES = 20
 
 
@@ -54,6 +64,9 @@ class Outcome:
     events: tuple[tuple[str, Event], ...]
     """(path as shown, event)."""
     settings: Mapping[str, Scalar]
+    drawn: Drawn
+    command: tuple[str, ...] = ()
+    """The command that makes this audit, without machine paths."""
     skipped: tuple[Skipped, ...] = ()
     """Files that were not read, with paths as shown."""
     traced: Traced | None = None
@@ -61,10 +74,10 @@ class Outcome:
 
 def build(outcome: Outcome, store: duckdb.DuckDBPyConnection) -> dict[str, Any]:
     """The document as plain JSON types, in a fixed order."""
-    document: dict[str, Any] = _plain(
+    document: dict[str, Any] = plain_types(
         {
             "schema_version": SCHEMA_VERSION,
-            "tool": {"name": "verl-audit", "version": __version__, "settings": dict(outcome.settings)},
+            "tool": _tool(outcome),
             "run": _run(outcome, store),
             "baselines": [{"name": b.name, "facts": _facts(b.facts)} for b in outcome.baselines],
             "sources": _rows(store, _SOURCES),
@@ -78,9 +91,15 @@ def build(outcome: Outcome, store: duckdb.DuckDBPyConnection) -> dict[str, Any]:
             "ledger": _ledger(outcome.data, outcome.traced),
             "traces": None if outcome.traced is None else tree(outcome.traced),
             "measures": {name: _measure(m) for name, m in outcome.measures.items()},
+            "series": series_tree(outcome.drawn),
         }
     )
     return document
+
+
+def _tool(outcome: Outcome) -> dict[str, Any]:
+    own = {"name": "verl-audit", "version": __version__, "command": list(outcome.command)}
+    return {**own, "settings": dict(outcome.settings)}
 
 
 _SOURCES = """
@@ -101,7 +120,8 @@ def _skipped(skipped: Sequence[Skipped]) -> dict[str, Any]:
 
 def to_json(document: Mapping[str, Any]) -> str:
     """The document as text, the same bytes for the same document."""
-    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    return _NUMBERS.sub(lambda found: " ".join(found[0].split()), text) + "\n"
 
 
 def _rows(store: duckdb.DuckDBPyConnection, query: str, limit: int | None = None) -> list[dict[str, Any]]:
@@ -111,12 +131,12 @@ def _rows(store: duckdb.DuckDBPyConnection, query: str, limit: int | None = None
     return [dict(zip(names, row, strict=True)) for row in fetched]
 
 
-def _plain(value: Any) -> Any:
+def plain_types(value: Any) -> Any:
     """JSON types only: non-finite numbers become text, since JSON has none; floats keep 10 significant digits."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain_types(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain_types(v) for v in value]
     if isinstance(value, float):
         return (
             float(f"{value:.10g}")
@@ -196,9 +216,9 @@ def _symptom(symptom: Symptom) -> dict[str, Any]:
         "because": symptom.because,
         "evidence": symptom.evidence,
         "speed": {
-            "per_update": _speed(symptom.per_update),
-            "per_sample": _speed(symptom.per_sample),
-            "per_hour": _speed(symptom.per_hour),
+            "per_update": speed_tree(symptom.per_update),
+            "per_sample": speed_tree(symptom.per_sample),
+            "per_hour": speed_tree(symptom.per_hour),
         },
         "smallest_detectable": None if symptom.per_update is None else symptom.per_update.smallest_detectable,
         "run_sd": None if symptom.per_update is None else symptom.per_update.run_sd_used,
@@ -209,7 +229,8 @@ def _symptom(symptom: Symptom) -> dict[str, Any]:
     }
 
 
-def _speed(speed: Speed | None) -> dict[str, Any] | None:
+def speed_tree(speed: Speed | None) -> dict[str, Any] | None:
+    """A learning speed as the document holds it."""
     return (
         None
         if speed is None

@@ -89,9 +89,9 @@ def _show_evidence(page: Page, evidence: Mapping[str, Any]) -> None:
     if evidence.get("error"):
         page.item("evidence", f"its query failed: {clean(evidence['error'])}", indent=4, column=14, style="bold red")
         return
-    rows = [row for row in evidence.get("rows") or () if _says_something(row)]
+    rows = [row for row in evidence.get("rows") or () if says_something(row)]
     shown = rows[:MAX_ROWS]
-    left = table(page, shown, _columns(shown), 4) if shown else []
+    left = table(page, shown, told_columns(shown), 4) if shown else []
     title = "the same rows" if shown else "no rows; the query"
     if shown and (evidence.get("more") or len(rows) > MAX_ROWS):
         title = f"first {count(len(shown), 'row')} with a value; all of them"
@@ -99,18 +99,24 @@ def _show_evidence(page: Page, evidence: Mapping[str, Any]) -> None:
     page.verbatim(_command(page, sql), indent=6)
 
 
-def _says_something(row: Mapping[str, Any]) -> bool:
+def without_comments(sql: object) -> str:
+    """SQL without its comments, fit for one line."""
+    return _SQL_COMMENT.sub(r"\1", str(sql))
+
+
+def says_something(row: Mapping[str, Any]) -> bool:
+    """Whether a row of evidence holds a value beside its step."""
     return any(value is not None for name, value in row.items() if name != "step")
 
 
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def told_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of the columns that hold a value in any of the rows."""
     return [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
 
 
 def _command(page: Page, sql: object) -> list[str]:
     """The command that shows the rows, breaking only between words of the SQL, so that it can be pasted."""
-    words = _SQL_WORD.findall(page.text(_SQL_COMMENT.sub(r"\1", str(sql))))
+    words = _SQL_WORD.findall(page.text(without_comments(sql)))
     quoted = [word.replace("'", "'\"'\"'") for word in words] or [""]
     quoted[0] = f"'{quoted[0]}"
     quoted[-1] = f"{quoted[-1]}'"
@@ -149,7 +155,7 @@ def _show_insufficient(page: Page, findings: Sequence[Finding], document: Docume
     if not sum(document["coverage"]["keys"].values()) and not verbose:
         page.para(f"{count(len(findings), 'rule')} without data, as no metric was read.", indent=2)
         return
-    reasons = Counter(part for f in findings for part in _reasons(f))
+    reasons = Counter(part for f in findings for part in reasons_of(f))
     told = [f"{why} ({count(n, 'rule')})" for why, n in reasons.most_common()]
     cap = len(told) if verbose else MAX_REASONS
     more = f"; {count(len(told) - cap, 'more reason')} (--verbose)" if len(told) > cap else ""
@@ -158,7 +164,7 @@ def _show_insufficient(page: Page, findings: Sequence[Finding], document: Docume
         page.item(clean(f["rule"]), listed([f"{m['measure']}: {m['because']}" for m in f["missing"]], 20), indent=4)
 
 
-def _reasons(finding: Finding) -> list[str]:
+def reasons_of(finding: Finding) -> list[str]:
     """Its reasons, each once; "a; b" joins several."""
     return list(dict.fromkeys(clean(part) for m in finding["missing"] for part in str(m["because"]).split("; ")))
 

@@ -49,7 +49,7 @@ def show_verdict(page: Page, document: Document) -> None:
         page.para(f"CRASHED at step {run['last_step']}", style="bold red")
     word, style = OUTCOMES.get(verdict["outcome"], (clean(verdict["outcome"]).upper(), "bold"))
     page.para(word, style=style)
-    page.para(_after_word(clean(verdict["sentence"]), word))
+    page.para(after_word(clean(verdict["sentence"]), word))
     page.item("Confidence", f"{verdict['confidence']}: {verdict['because']}", column=COLUMN, style="bold")
     _show_death(page, run)
     missing = list(missing_settings(document))
@@ -60,7 +60,7 @@ def show_verdict(page: Page, document: Document) -> None:
             page.item(names, setting, indent=2, column=column)
 
 
-def _after_word(sentence: str, word: str) -> str:
+def after_word(sentence: str, word: str) -> str:
     """The sentence without the outcome word that stands above it."""
     start = f"{word}:"
     rest = sentence[len(start) :].lstrip() if sentence.upper().startswith(start) else sentence
@@ -121,11 +121,11 @@ def show_run(page: Page, document: Document, *, verbose: bool) -> None:
     run = document["run"]
     page.blank()
     ended = ENDED.get(run["ended"], run["ended"])
-    page.item("Run", f"{run['name']}: {_kind(run['facts'])}, {_steps(run)}, {ended}", **_AT)
+    page.item("Run", f"{run['name']}: {kind_of(run['facts'])}, {steps_of(run)}, {ended}", **_AT)
     if verbose:
         _show_reasons(page, run)
     for baseline in document["baselines"]:
-        page.item("Baseline", f"{baseline['name']}: {_kind(baseline['facts'])}", **_AT)
+        page.item("Baseline", f"{baseline['name']}: {kind_of(baseline['facts'])}", **_AT)
     restarted = run["reconciled"]["rewritten"] if run.get("reconciled") else 0
     if restarted:
         page.item("Restarted", f"{count(restarted, 'value')} of earlier process lives replaced", **_AT)
@@ -144,14 +144,16 @@ def fact(facts: Mapping[str, Any], name: str) -> Any:
     return (facts.get(name) or {}).get("value")
 
 
-def _kind(facts: Mapping[str, Any]) -> str:
+def kind_of(facts: Mapping[str, Any]) -> str:
+    """Framework, trainer and mode of a run in words."""
     words = [clean(v) for v in (fact(facts, "framework"), fact(facts, "trainer")) if v is not None]
     mode = {True: "asynchronous", False: "synchronous"}.get(fact(facts, "is_async"))
     named = " ".join(words) or "framework not recognised"
     return f"{named} ({mode})" if mode else named
 
 
-def _steps(run: Mapping[str, Any]) -> str:
+def steps_of(run: Mapping[str, Any]) -> str:
+    """The steps that a run logged, in words."""
     if run["first_step"] is None:
         return "no training step logged"
     total = fact(run["facts"], "total_steps")
@@ -178,7 +180,7 @@ def _show_symptom(page: Page, symptom: Mapping[str, Any], *, told: str) -> None:
     page.item("Reward", state if because in told else f"{state}: {because}", **_AT)
     for line in _speeds(symptom):
         page.para(line, indent=COLUMN, hang=2)
-    for line in _limits(symptom):
+    for line in limits(symptom):
         page.para(line, indent=COLUMN, hang=2)
     for caveat in symptom.get("caveats") or ():
         page.para(f"note: {caveat}", indent=COLUMN, hang=2)
@@ -191,25 +193,27 @@ def _speeds(symptom: Mapping[str, Any]) -> Iterator[str]:
     source = f", from {clean(symptom['evidence']).replace('_', ' ')}" if symptom.get("evidence") else ""
     yield f"learning speed, the baseline's = 1 (intervals {next(iter(known.values()))['interval']}{source}):"
     for name, s in symptom["speed"].items():
-        told = _ranged(_ratio(s["value"]), _ratio(s["low"]), _ratio(s["high"])) if s else "not known"
+        told = ranged(ratio(s["value"]), ratio(s["low"]), ratio(s["high"])) if s else "not known"
         yield f"- {clean(name).replace('_', ' ')}: {told}"
 
 
-def _ranged(value: str, low: str, high: str) -> str:
+def ranged(value: str, low: str, high: str) -> str:
     """A value with its interval, which is left out where it has no width as printed."""
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def _ratio(value: object) -> str:
+def ratio(value: object) -> str:
+    """A speed ratio with two decimals."""
     return f"{value:.2f}" if isinstance(value, int | float) else number(value)
 
 
-def _limits(symptom: Mapping[str, Any]) -> Iterator[str]:
+def limits(symptom: Mapping[str, Any]) -> Iterator[str]:
+    """What slowdown could have been seen, and from where the run falls behind."""
     if symptom.get("smallest_detectable") is not None:
         spread = (
             f" (run-to-run spread taken as {number(symptom['run_sd'])})" if symptom.get("run_sd") is not None else ""
         )
-        yield f"a slowdown to {_ratio(symptom['smallest_detectable'])} or below would be seen 4 times in 5{spread}"
+        yield f"a slowdown to {ratio(symptom['smallest_detectable'])} or below would be seen 4 times in 5{spread}"
     onset = symptom.get("onset")
     if onset:
         yield f"it falls behind from a step between {number(onset['low'])} and {number(onset['high'])}"
@@ -226,25 +230,30 @@ def show_causes(page: Page, document: Document, *, verbose: bool) -> None:
     for step, (name, cause) in enumerate(document["causes"].items(), 1):
         standing, style = _standing(page, cause)
         because = "; ".join([clean(cause["because"]), *_more(cause, verbose=verbose)])
-        cells = (str(step), standing, NAMES.get(name, clean(name)), _damage(cause))
+        cells = (str(step), standing, NAMES.get(name, clean(name)), damage_of(cause))
         page.row((*cells, because) if wide else cells, widths, 2, style="" if wide else style)
         if not wide:
             page.para(because, indent=5)
 
 
-def _standing(page: Page, cause: Mapping[str, Any]) -> tuple[str, str]:
+def standing_of(cause: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Shape, shape in ASCII, words and style of a cause's standing; a risk without proof of harm has its own."""
     at_risk = cause["risk"] and cause["status"] not in ("implicated", "contributing")
     key = "risk" if at_risk else cause["status"]
-    shape, plain, word, style = STANDINGS.get(key, ("?", "?", clean(key), ""))
+    return STANDINGS.get(key, ("?", "?", clean(key), ""))
+
+
+def _standing(page: Page, cause: Mapping[str, Any]) -> tuple[str, str]:
+    shape, plain, word, style = standing_of(cause)
     return f"{page.glyph(shape, plain)} {word}", style
 
 
-def _damage(cause: Mapping[str, Any]) -> str:
+def damage_of(cause: Mapping[str, Any]) -> str:
     """The damage, but not where nothing could be told: a number there would read as a measurement."""
     damage = cause.get("damage")
     if not damage or (cause["status"] == "cannot_tell" and not cause["risk"]):
         return ""
-    return _ranged(*(percent(damage[name]) for name in ("estimate", "low", "high")))
+    return ranged(*(percent(damage[name]) for name in ("estimate", "low", "high")))
 
 
 def _more(cause: Mapping[str, Any], *, verbose: bool) -> Iterator[str]:
