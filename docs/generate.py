@@ -2,13 +2,15 @@
 
 rules.md comes from rules/, measures.md from the measure catalogue, signals.md from the signal adapters, store.md from
 the schema, img/diagnose.svg from a diagnosis of a fixture, the tables of formats in README.md and formats.md from
-the list beside the readers, the tables of plan.md from the planner. Nothing here reads a clock.
+the list beside the readers, the tables of plan.md from the planner, scenarios.md and img/scenarios.svg from the
+scenarios and docs/reference-runs.json (written by docs/reference_runs.py). Nothing here reads a clock.
 """
 
 from __future__ import annotations
 
 import html
 import io
+import json
 import os
 import re
 import sys
@@ -29,6 +31,7 @@ from verl_audit.diagnose.evaluate import SUFFIXES
 from verl_audit.diagnose.rules import Rule
 from verl_audit.ingest.adapters import Adapter, KeyMap, Remark, load_adapters, load_signals
 from verl_audit.measure.model import catalog
+from verl_audit.reference import Scenario, environments, scenarios
 from verl_audit.report.terminal import render
 from verl_audit.trace.schema import BLOB, COLUMNS, FATES, LOG_PROBS, SEGMENT, SUMS, TABLES, Column
 
@@ -77,6 +80,8 @@ def pages() -> dict[Path, str]:
         DOCS / "store.md": store_page(),
         DOCS / "trace-schema.md": trace_schema_page(),
         DOCS / "plan.md": plan_page(),
+        DOCS / "scenarios.md": scenarios_page(),
+        DOCS / "img" / "scenarios.svg": curves_image(),
         DOCS / "img" / "diagnose.svg": image(),
         DOCS.parent / "README.md": _with_table(DOCS.parent / "README.md", support_table()),
         DOCS / "formats.md": _with_table(DOCS / "formats.md", formats_table()),
@@ -388,6 +393,113 @@ def _between(text: str, mark: str, new: str) -> str:
     if len(found) != 1:
         sys.exit(f"plan.md: {len(found)} marks <!-- {mark} -->, not 1")
     return text.replace(found[0], f"<!-- {mark} -->\n\n{new}\n<!-- end -->\n")
+
+
+# ---------------------------------------------------------------------------------------- scenarios.md
+
+
+def scenarios_page() -> str:
+    """Every scenario with its truth, stated and measured."""
+    runs = _reference_runs()
+    parts = [NOTE.format(source="verl_audit/reference/scenarios.toml and reference-runs.json"), _SCENARIOS_INTRO]
+    parts += [f"- `--env {e.name}`: {e.text}\n" for e in environments().values()]
+    head = ["scenario", "what happens", "slows it", "at work", *(f"{env}" for env in runs)]
+    for family, group in groupby(scenarios(), lambda s: s.family):
+        parts.append(f"\n## {FAMILIES[family]}\n\n")
+        rows = ([*_truth(s), *(_speeds(runs[env].get(s.name)) for env in runs)] for s in group)
+        parts.append(_table(head, rows))
+    return "".join(parts)
+
+
+def _reference_runs() -> dict[str, dict[str, dict[str, list[float]]]]:
+    """Measured runs by environment, in the order of the scenario file, and scenario."""
+    found = json.loads((DOCS / "reference-runs.json").read_text(encoding="utf-8"))
+    return {env: found[env] for env in environments()}
+
+
+FAMILIES = {
+    "baseline": "Baselines",
+    "harmless": "Harmless asynchrony",
+    "mismatch": "Mismatch",
+    "staleness": "Staleness",
+    "eviction": "Eviction",
+    "sync": "Weight sync",
+    "two": "Two causes",
+    "other": "None of the four",
+}
+_SCENARIOS_INTRO = """# Scenarios
+
+Runs that `verl-audit simulate SCENARIO -o DIR` writes, and what is true of them. How they come about is told in
+[reference-loop.md](reference-loop.md).
+
+*Slows it* is what makes learning slow; *at work* are mechanisms that are present, harmful or not. The last columns are
+measured: learning speed per update against the baseline of the scenario in that environment (1 = as fast), and after
+the slash the updates the baseline needs for what the run reaches at its end, as a share of those the run took, which
+shows a plateau. Means over the seeds (3 in `small`, 1 elsewhere); a dash where the baseline itself hardly learns,
+nothing where it was not measured. Both come from the exact expected reward of the policy, not from a metric. Written
+by `python docs/reference_runs.py`.
+
+"""
+
+
+def _truth(s: Scenario) -> list[str]:
+    slows = ", ".join(s.causes) or (s.other or "")
+    slows += " (per hour only)" if s.per_hour else ""
+    fixes = f" Fixes `{s.fixes}`." if s.fixes else ""
+    return [f"`{s.name}`", f"{s.title}.{fixes}", slows, ", ".join(s.at_work)]
+
+
+def _speeds(found: Mapping[str, list[float | None]] | None) -> str:
+    if found is None:
+        return ""
+    if None in found["speed_per_update"]:
+        return "–"
+    means = [sum(v or 0 for v in found[key]) / len(found[key]) for key in ("speed_per_update", "speed_to_end")]
+    return " / ".join(f"{mean:.2f}" for mean in means)
+
+
+CURVES = {
+    "A cause each": ("sync", "fp4_bypass", "stale_bypass", "drop", "frozen_unlabelled"),
+    "The same, with its fix": ("sync", "fp4_tis", "async_admission", "async_wait", "async"),
+    "None of the four": ("sync", "entropy_collapse", "rate_decayed", "reward_hacking", "truncation"),
+}
+COLOURS = ("#222222", "#d55e00", "#0072b2", "#009e73", "#cc79a7")
+PANEL, GAP, TOP, HEIGHT = 300, 36, 34, 220
+
+
+def curves_image() -> str:
+    """Exact expected reward over updates in the first environment, three panels."""
+    env, runs = next(iter(_reference_runs().items()))
+    width = len(CURVES) * (PANEL + GAP) + GAP
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {TOP + HEIGHT + 118}" '
+        'font-family="system-ui, sans-serif" font-size="12">\n',
+        '<rect width="100%" height="100%" fill="#ffffff"/>\n',
+    ]
+    for i, (title, names) in enumerate(CURVES.items()):
+        parts.append(_panel(GAP + i * (PANEL + GAP), title, {n: runs[n] for n in names}))
+    parts.append(f'<text x="{GAP}" y="{TOP + HEIGHT + 34}">optimizer updates ({env}); expected reward 0 to 1</text>\n')
+    return "".join(parts) + "</svg>\n"
+
+
+def _panel(left: int, title: str, found: Mapping[str, Mapping[str, list[float]]]) -> str:
+    end = max(max(run["updates"]) for run in found.values())
+    parts = [f'<text x="{left}" y="{TOP - 12}" font-weight="bold">{title}</text>\n']
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        y = TOP + HEIGHT * (1 - share)
+        parts.append(f'<path d="M{left} {y:.0f}h{PANEL}" stroke="#dddddd"/>\n')
+        parts.append(f'<text x="{left - 6}" y="{y + 4:.0f}" text-anchor="end" fill="#666666">{share:g}</text>\n')
+    for share in (0, 0.5, 1):
+        x = left + PANEL * share
+        parts.append(f'<text x="{x:.0f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">{end * share:g}</text>\n')
+    for i, (name, run) in enumerate(found.items()):
+        points = zip(run["updates"], run["reward"], strict=True)
+        line = " ".join(f"{left + PANEL * u / end:.1f},{TOP + HEIGHT * (1 - r):.1f}" for u, r in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[i]}" stroke-width="2"/>\n')
+        x, y = left + (i % 2) * PANEL // 2, TOP + HEIGHT + 58 + 20 * (i // 2)
+        parts.append(f'<path d="M{x} {y - 4}h18" stroke="{COLOURS[i]}" stroke-width="3"/>')
+        parts.append(f'<text x="{x + 24}" y="{y}">{name}</text>\n')
+    return "".join(parts)
 
 
 # ------------------------------------------------------------------------------------------ the image

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from verl_audit.diagnose.rules import Severity
     from verl_audit.measure.tokens.engines import Engine
     from verl_audit.pipeline import TokenWork
+    from verl_audit.reference import Environment, Scenario
     from verl_audit.settings import Settings
     from verl_audit.store.kept import Reading
 
@@ -468,6 +469,66 @@ def plan(**asked: Any) -> None:
         click.echo(to_json(found), nl=False)
     else:
         render_plan(found, _console(), everything=asked["everything"])
+
+
+@main.command()
+@click.argument("name", metavar="SCENARIO", required=False)
+@click.option("--list", "listed", is_flag=True, help="List scenarios and environments.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Directory to write; must be empty.")
+@click.option("--env", default="small", show_default=True, metavar="NAME", help="Sizes and pace of the run.")
+@click.option("--seed", default=0, show_default=True, help="Runs with the same seed are the same, byte by byte.")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Change a setting; may be repeated.")
+@click.option("--no-traces", is_flag=True, help="Write logs and configuration only.")
+@click.option(
+    "--trace-sets",
+    default="behave,trainer,prox,theta",
+    show_default=True,
+    metavar="NAMES",
+    help="Log-prob sets in the traces.",
+)
+@click.option(
+    "--trace-lists", default=0.1, show_default=True, metavar="SHARE", help="Share of groups with token lists."
+)
+def simulate(
+    name: str | None,
+    listed: bool,
+    out: Path | None,
+    env: str,
+    seed: int,
+    pairs: tuple[str, ...],
+    no_traces: bool,
+    trace_sets: str,
+    trace_lists: float,
+) -> None:
+    """Write the files of a simulated run whose true cause is known, to learn from and to test with."""
+    for threads in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(threads, "1")  # small matrices: more threads only wait, and sums keep one order
+    with _errors():
+        from verl_audit import reference
+
+        if listed:
+            click.echo(_scenario_list(reference.scenarios(), reference.environments()), nl=False)
+            return
+        if name is None or out is None:
+            raise AuditError("give a SCENARIO and -o DIR, or --list")
+        traces = None if no_traces else reference.trace_options(trace_sets, trace_lists)
+        given = _assignments(pairs)
+        reference.settings_of(reference.scenario(name), env, given)  # a bad name is told before anything is written
+        written = reference.simulate(name, env, seed, out, traces=traces, **given)
+    click.echo(f"{written}: {reference.scenario(name).title}; the truth is in {reference.truth_path(written)}")
+
+
+def _assignments(pairs: tuple[str, ...]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise AuditError(f"--set {pair}: expected KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _scenario_list(scenarios: Sequence[Scenario], environments: Mapping[str, Environment]) -> str:
+    lines = [f"{s.family:<10} {s.name:<23} {s.title}" for s in scenarios]
+    lines += ["", *(f"--env {e.name:<6} {e.text}" for e in environments.values())]
+    return "\n".join(lines) + "\n"
 
 
 @main.group()

@@ -117,7 +117,10 @@ def test_sections_without_data_are_left_out() -> None:
         ("mismatched", ["? Undetermined", "Train-inference mismatch is at work", "▲ at work (risk)"]),
         ("evicted", ["● Cause", "Eviction bias: reward is slower", "Cheap experiment", "price:"]),
         ("undetermined", ["140 stale (12.7%)", "verl-audit diagnose async_drop_bias --baseline sync_baseline"]),
-        ("undetermined", ["no metric carries it", "not to be read as performance"]),
+        (
+            "undetermined",
+            ["per-trajectory traces with a row for every evicted trajectory", "not to be read as performance"],
+        ),
         ("crashed", ["■ Other", "The run died before its first training step", "TypeError: Logger._log()"]),
         ("traced", ["690,000 tokens generated", "bracket of mismatch: 25.0% to 50.0%", "19,000 unaccounted"]),
         ("compared", ["1 of 2 runs learned slower than sync", "▲ recovered", "max_off_policy_threshold"]),

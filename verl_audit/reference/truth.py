@@ -1,0 +1,96 @@
+"""What is true of a simulated run: its cause, and how fast it really learned.
+
+Learning speed is a time-warp against the mean curve of baseline runs of the same environment: the factor `a` for which
+`reward(u) = baseline(a u)` fits best, u counting optimizer updates. The curves are the exact expected rewards of the
+trainer's policy, so no metric and no noise of a run enters. Per hour the clock ratio is applied.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Curve = NDArray[np.float64]
+"""Rows of (updates, seconds, expected reward)."""
+SPEEDS = np.exp(np.linspace(np.log(0.05), np.log(3.0), 165))
+"""Factors that are tried: steps of 2.5 %."""
+LEAST_GAIN = 0.25
+"""Reward a baseline must gain for a speed to mean anything."""
+
+
+@dataclass(frozen=True)
+class BaselineCurve:
+    """Mean of several baseline runs of one environment, and how much the log-speed of one varies."""
+
+    updates: Curve
+    reward: Curve
+    seconds_per_update: float
+    sd_log_speed: float
+    runs: int
+
+
+def speed(updates: Curve, reward: Curve, baseline_updates: Curve, baseline_reward: Curve) -> float:
+    """Least-squares time-warp factor; a run that is faster is compared up to where the baseline ends."""
+    end, errors = baseline_updates[-1], []
+    for factor in SPEEDS:
+        inside = factor * updates <= end
+        apart = reward[inside] - np.interp(factor * updates[inside], baseline_updates, baseline_reward)
+        errors.append(float(np.mean(apart**2)))
+    return float(SPEEDS[int(np.argmin(errors))])
+
+
+def speed_to_end(updates: Curve, reward: Curve, baseline_updates: Curve, baseline_reward: Curve) -> float:
+    """Updates the baseline needs for what the run reaches in its last tenth, over those the run took.
+
+    It sees a plateau, which a time-warp over the whole run averages away.
+    """
+    reached = float(reward[-max(1, len(reward) // 10) :].mean())
+    best = np.maximum.accumulate(baseline_reward)
+    middle = float(updates[-max(1, len(updates) // 10) :].mean())
+    needed = float(np.interp(reached, best, baseline_updates)) if reached < best[-1] else float(baseline_updates[-1])
+    return needed / middle
+
+
+@cache
+def baseline_curves() -> dict[tuple[str, str], BaselineCurve]:
+    """The shipped curves by environment and baseline scenario (written by `docs/reference_curves.py`)."""
+    found = json.loads(files("verl_audit.reference").joinpath("curves.json").read_text(encoding="utf-8"))
+    return {
+        (environment, name): BaselineCurve(
+            np.array(c["updates"], float),
+            np.array(c["reward"], float),
+            c["seconds_per_update"],
+            c["sd_log_speed"],
+            c["runs"],
+        )
+        for environment, named in found["curves"].items()
+        for name, c in named.items()
+    }
+
+
+def measured(curve: Curve, baseline: BaselineCurve | None) -> dict[str, Any]:
+    """Ratios to the baseline, null where there is none for these settings."""
+    end = {
+        "updates": int(curve[-1, 0]),
+        "seconds": round(float(curve[-1, 1]), 3),
+        "reward": round(float(curve[-1, 2]), 5),
+    }
+    if baseline is None or np.ptp(baseline.reward) < LEAST_GAIN:
+        return {**dict.fromkeys(("speed_per_update", "speed_per_hour", "speed_to_end", "sd_log_speed")), "end": end}
+    to_end = speed_to_end(curve[:, 0], curve[:, 2], baseline.updates, baseline.reward)
+    per_update = speed(curve[:, 0], curve[:, 2], baseline.updates, baseline.reward)
+    pace = baseline.seconds_per_update / (curve[-1, 1] / curve[-1, 0])
+    return {
+        "speed_per_update": round(per_update, 3),
+        "speed_per_hour": round(per_update * pace, 3),
+        "speed_to_end": round(to_end, 3),
+        "sd_log_speed": baseline.sd_log_speed,
+        "end": end,
+        "baseline_reward": round(float(np.interp(curve[-1, 0], baseline.updates, baseline.reward)), 5),
+    }
