@@ -152,10 +152,24 @@ def test_the_contract_holds_everywhere(gone: set[str], fired: set[Cause], damage
 def test_the_larger_damage_is_the_cause_and_a_fifth_of_the_sum_contributes() -> None:
     over = {**LARGE["mismatch"], **LARGE["eviction"]}
     judged = judge(over)
-    assert (judged["eviction"].status, judged["mismatch"].status) == ("implicated", "contributing")
-    judged = judge({**over, "damage_mismatch": 0.03})
+    assert (judged["mismatch"].status, judged["eviction"].status) == ("implicated", "contributing")
+    judged = judge({**over, "damage_mismatch": 0.018, "damage_eviction": 0.6})
     assert (judged["eviction"].status, judged["mismatch"].status) == ("implicated", "cannot_tell")
     assert judged["mismatch"].risk
+
+
+def test_a_loss_that_the_lag_cannot_explain_is_not_staleness() -> None:
+    old = judge({**LARGE["staleness"], "lag_updates": 22.0})
+    fresh = judge({**LARGE["staleness"], "lag_updates": 2.0})
+    assert old["staleness"].status == "implicated"
+    assert fresh["staleness"].status == "cannot_tell"
+    assert "too little for a loss" in fresh["staleness"].because
+
+
+def test_what_costs_hours_only_is_no_mechanism_of_a_slower_update() -> None:
+    costly = replace(finding("sync", "medium"), clock="hour")
+    assert not judge({}, [costly])["sync"].risk
+    assert judge({}, [costly], symptom=SYMPTOMS["not_shown"])["sync"].risk
 
 
 def test_a_sync_fault_explains_the_loss_it_makes() -> None:

@@ -65,8 +65,8 @@ def test_one_cause_at_work(cause: Cause, symptom: Symptom, outcome: str) -> None
 
 def test_the_first_cause_is_the_implicated_one() -> None:
     found = verdict({**LARGE["mismatch"], **LARGE["eviction"]})
-    assert found.causes == ("eviction", "mismatch")
-    assert found.sentence.startswith("Eviction bias, with train-inference mismatch contributing: reward is slower")
+    assert found.causes == ("mismatch", "eviction")
+    assert found.sentence.startswith("Train-inference mismatch, with eviction bias contributing: reward is slower")
 
 
 def test_confidence_needs_validation_and_strong_evidence() -> None:

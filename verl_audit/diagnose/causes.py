@@ -36,6 +36,9 @@ UNSPLIT_RULE = "mismatch-or-staleness-unsplit"
 """Reports a raised gap with unknown lag; while it does, a bound on the loss alone does not clear staleness."""
 CLEARLY_BELOW = 0.5
 """Share of D0 up to which a bound on the damage excludes a cause: the evidence is then at most 0.15."""
+OLD = 4.0
+"""Mean lag in optimizer updates below which staleness alone did not slow a run: harmless ones had 2.6 to 3.5, harmful
+ones 22 (method note 8)."""
 EVEN_LENGTH = 0.05
 """ln length ratio within which trained and generated are alike: random eviction of 20 % stays within it in more than
 99 of 100 draws at 50 groups (benchmarks/eviction.py)."""
@@ -72,10 +75,17 @@ def evidence(damage: float, cause: Cause) -> float:
 
 def weigh(measures: Mapping[str, Measure], findings: Sequence[Finding], symptom: Symptom) -> dict[Cause, Judgement]:
     """Judge each cause, in step order."""
+    if symptom.state == "slower":  # per update: what costs hours only does not explain that
+        findings = [f for f in findings if f.clock != "hour"]
     damages = {cause: _damage(measures, findings, cause) for cause in CAUSES}
-    total = sum(d[0] for d in damages.values() if d is not None)
+    total = sum(_levels(d, cause) for cause, d in damages.items())
     draft = {cause: _judge(cause, measures, findings, damages[cause], symptom) for cause in CAUSES}
     return _rank(draft, total)
+
+
+def _levels(damage: tuple[float, float, float] | None, cause: Cause) -> float:
+    """A damage in units of what is even evidence for its cause, so that causes compare."""
+    return 0.0 if damage is None else damage[0] / D0[cause]
 
 
 def _fired(findings: Sequence[Finding], cause: str, least: Severity = "medium") -> list[Finding]:
@@ -123,6 +133,8 @@ def _judge(
 ) -> Judgement:
     fired = _fired(findings, cause)
     strong = damage is not None and evidence(damage[0], cause) >= EVIDENCE
+    if strong and cause == "staleness" and _too_fresh(measures):
+        fired, strong = [], False  # something else made these samples off-policy
     clearing, missing = _clearing(cause, measures)
     if cause == "staleness" and any(f.rule == UNSPLIT_RULE and f.status == "fired" for f in findings):
         clearing, missing = _unless_unsplit(measures, clearing, missing)
@@ -145,6 +157,13 @@ def _level(cause: Cause, measures: Mapping[str, Measure], fired: Sequence[Findin
     damage = measures.get(f"damage_{cause}")
     traced = any(f.level == "traces" for f in fired) or (damage is not None and damage.level == "traces")
     return "traces" if traced else "metrics"
+
+
+def _too_fresh(measures: Mapping[str, Measure]) -> bool:
+    """Whether the tokens are too young, by their labels, for a loss that would be evidence of staleness."""
+    lag = measures["lag_updates"]
+    oldest = lag.high if lag.high is not None else lag.number()
+    return measures["damage_staleness"].level == "metrics" and oldest is not None and oldest < OLD
 
 
 def _unless_unsplit(
@@ -184,6 +203,11 @@ def _open_staleness(measures: Mapping[str, Measure]) -> str:
     most = measures["damage_staleness"].high
     if most is None:
         return ""
+    if _too_fresh(measures) and most > D0["staleness"]:
+        return (
+            f"{_lag_in_words(measures)}: too little for a loss of up to {most:.1%}, which a mismatch or weights that "
+            "were not delivered would explain"
+        )
     limit = CLEARLY_BELOW * D0["staleness"]
     if most <= limit:
         return f"at most {most:.1%} of the signal lost, but the gap is raised and the lag not known"
@@ -232,13 +256,18 @@ def _decimals(phrase: str) -> list[str]:
 
 
 def _rank(judged: dict[Cause, Judgement], total: float) -> dict[Cause, Judgement]:
-    """The largest damage stays implicated; another is contributing from a fifth of the sum, else a risk."""
-    named = [c for c in CAUSES if judged[c].status == "implicated"]
-    top = max(named, key=lambda c: (judged[c].damage or (0.0,))[0], default=None)
-    for cause in named:
-        share = (judged[cause].damage or (0.0,))[0] / total if total else 0.0
+    """The largest damage stays implicated; another is contributing from a fifth of the sum, else a risk.
+
+    Damages are compared in units of their even evidence: 5 % of the signal lost to mismatch slows a run as much as 33 %
+    lost to selection.
+    """
+    named = {c: _levels(judged[c].damage, c) for c in CAUSES if judged[c].status == "implicated"}
+    top = max(named, key=lambda c: named[c], default=None)
+    for cause, level in named.items():
         if cause != top:
-            judged[cause] = replace(judged[cause], status="contributing" if share >= CONTRIBUTES else "cannot_tell")
+            explained = top == "sync" and cause in ("mismatch", "staleness")  # its labels split nothing
+            contributes = not explained and total > 0 and level / total >= CONTRIBUTES
+            judged[cause] = replace(judged[cause], status="contributing" if contributes else "cannot_tell")
     return judged
 
 

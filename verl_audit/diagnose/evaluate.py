@@ -13,7 +13,7 @@ from typing import Any
 
 import duckdb
 
-from verl_audit.diagnose.rules import Cause, Confidence, Rule, RuleCause, RuleError, Severity, Status
+from verl_audit.diagnose.rules import Cause, Clock, Confidence, Rule, RuleCause, RuleError, Severity, Status
 from verl_audit.measure.model import Level, Measure, MeasureType, Scalar, catalog
 
 Values = Mapping[str, Scalar | None]
@@ -46,6 +46,8 @@ class Finding:
     """Interval of the step at which what it reports began, where the rule names a measure that dates it."""
     follows: tuple[Cause, ...] = ()
     """Causes whose consequence it can be."""
+    clock: Clock = "update"
+    """`hour`: it costs time only."""
     error: str = ""
     level: Level = "metrics"
     """`traces` where a measure that its condition names was computed from traces."""
@@ -187,6 +189,7 @@ def _finding(
         refs=rule.refs,
         onset=_onset(rule, filled) if filled else None,
         follows=rule.follows,
+        clock=rule.clock,
         error=error,
     )
 

@@ -18,6 +18,7 @@ Confidence = Literal["low", "medium", "high"]
 Cause = Literal["mismatch", "staleness", "eviction", "sync"]
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 RuleCause = Literal["mismatch", "staleness", "eviction", "sync", "health", "resources", "config"]
+Clock = Literal["update", "hour"]
 Status = Literal["fired", "clear", "insufficient", "not_applicable", "error"]
 
 
@@ -69,6 +70,8 @@ class Rule:
     """The decisive numbers in a few words, with measures filled in; stands in the verdict and the four-step table."""
     onset: str = ""
     """A measure that dates what the rule reports: its low and high ends are the interval of the step."""
+    clock: Clock = "update"
+    """`hour`: what the rule reports costs time and leaves an update worth as much."""
     follows: tuple[Cause, ...] = ()
     """Causes whose consequence the reported event can be: while one of them is at work it explains nothing."""
     applies: str = ""
@@ -113,6 +116,7 @@ OPTIONAL = (
     "decisive",
     "onset",
     "follows",
+    "clock",
     "applies",
     "evidence",
     "params",
@@ -182,6 +186,7 @@ def parse(raw: Mapping[str, Any], file: str = "<rule>") -> Rule:
         confirm=str(raw.get("confirm", "")).strip(),
         decisive=str(raw.get("decisive", "")).strip(),
         onset=str(raw.get("onset", "")),
+        clock=_one_of(raw.get("clock", "update"), get_args(Clock), file, "clock"),
         follows=tuple(_one_of(c, CAUSES, file, "follows") for c in raw.get("follows") or ()),
         applies=str(raw.get("applies", "")),
         evidence=str(raw.get("evidence", "")).strip(),

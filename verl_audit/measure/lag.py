@@ -130,16 +130,21 @@ def mismatch_share(run: RunData, baselines: Sequence[RunData]) -> Measure:
     return measured("mismatch_share", (r + r * r) / 2, low=r * r, high=r)
 
 
-def _lag0_level(run: RunData, baselines: Sequence[RunData], gauge: str) -> float | None:
-    own = at_lag0(run, run.get(gauge)).value
-    if len(own):
-        return float(own.mean())
+def _alike(run: RunData, baselines: Sequence[RunData]) -> list[RunData]:
+    """Baselines known to have the run's numerics, so that its mismatch is theirs."""
     numerics = ("rollout_quantization", "rollout_dtype", "trainer_dtype")
-    alike = [
+    return [
         b
         for b in baselines
         if all(run.facts.get(f) is not None and run.facts.get(f) == b.facts.get(f) for f in numerics)
     ]
+
+
+def _lag0_level(run: RunData, baselines: Sequence[RunData], gauge: str) -> float | None:
+    own = at_lag0(run, run.get(gauge)).value
+    if len(own):
+        return float(own.mean())
+    alike = _alike(run, baselines)
     theirs = [at_lag0(b, b.get(gauge)).value for b in alike]
     found = np.concatenate(theirs) if theirs else np.array([])
     return float(found.mean()) if len(found) else None
@@ -170,7 +175,7 @@ def _split(
         at0 = [min(loss, max(0.0, (1 - e) / 2)) for e in (direct.value, direct.high, direct.low)]
         return _ranges([max(0.0, x - floor) for x in at0], [loss - x for x in at0])
     if share.low is None or share.high is None:
-        return (None, 0.0, loss), (None, 0.0, loss)
+        return _by_baseline(run, baselines, loss)
     if base and not len(_own_level(run)):
         beyond = max(0.0, loss - floor)
         worst = max(0.0, share.high * loss - floor)
@@ -189,6 +194,22 @@ def on_policy_loss(baselines: Sequence[RunData]) -> float:
     """Mean (1 - ESS)/2 of the on-policy baselines: what trainer and engine lose without any lag; 0 if not known."""
     base = _on_policy_losses(baselines)
     return float(np.mean(base)) if base else 0.0
+
+
+def _by_baseline(run: RunData, baselines: Sequence[RunData], loss: float) -> tuple[Range, Range]:
+    """Without a gap (bypass mode): what on-policy baselines of equal numerics lose may be mismatch, the rest is not."""
+    theirs = [x for b in _alike(run, baselines) if is_on_policy(b) and (x := _loss_at_lag0(b)) is not None]
+    if not theirs:
+        return (None, 0.0, loss), (None, 0.0, loss)
+    most = max(theirs)
+    rest = max(0.0, loss - most)
+    return (0.0, 0.0, min(most, loss)), (rest, rest, rest)
+
+
+def _loss_at_lag0(base: RunData) -> float | None:
+    """Off-policy loss of an on-policy run; 0 where its clip, taken against the rollout, is 0."""
+    clip = _active_clip(base)
+    return off_policy_loss(base, float(clip.mean()) if len(clip) else None)
 
 
 def _ranges(mismatch: Sequence[float], staleness: Sequence[float]) -> tuple[Range, Range]:

@@ -239,6 +239,7 @@ def _tokens(
         bracket=bracket,
         tails=None if isinstance(tail, Refused) else tail,
         baseline_loss=floor,
+        updates_per_version=k,
     )
     rows = per_lag(cells, strata, updates_per_version=k)
     parts = {} if isinstance(splits, Refused) else splits

@@ -54,13 +54,16 @@ def damage(
     tails: Tails | None = None,
     baseline_clip: float = 0.0,
     baseline_loss: float = 0.0,
+    updates_per_version: int | None = None,
 ) -> Damage | Refused:
     """Damage of mismatch and staleness from the kernel's `subsets`.
 
     With S and M apart: exact Shapley parts of the gauge that shows the larger loss. With S + M (or U + S + M) as one:
     that part times `bracket`, widened by the error of carrying a share of E[d^2] over to the gauge (the largest where
-    `tails` are not known). `baseline_clip` and `baseline_loss`, (1 - ESS)/2, are an on-policy run's: mismatch and
-    staleness together never exceed what is lost beyond them.
+    `tails` are not known). With U + S as one and M apart that part is staleness: all of it where a version is one
+    update (`updates_per_version` 1: there is no drift inside a cycle), else at most. `baseline_clip` and
+    `baseline_loss`, (1 - ESS)/2, are an on-policy run's: mismatch and staleness together never exceed what is lost
+    beyond them.
     """
     found = _game(subsets, mode)
     if isinstance(found, Refused):
@@ -75,10 +78,17 @@ def damage(
         return Damage(gauge, loss, by_name["M"], by_name["S"], by_name.get("U"), "exact", note)
     joined = next((name for name in found.names if "S" in name and "M" in name), None)
     if joined is None:
-        return Damage(
-            gauge, loss, by_name.get("M"), None, None, "exact", "staleness was recorded together with the update"
-        )
+        return _drifted(gauge, loss, by_name, updates_per_version)
     return _bracketed(gauge, loss, joined, by_name, bracket, _transfer(tails))
+
+
+def _drifted(gauge: Gauge, loss: Estimate, parts: dict[str, Estimate], k: int | None) -> Damage:
+    """M apart, and the drift since sampling as one."""
+    drift = parts.get("U+S")
+    if drift is None or k == 1:
+        return Damage(gauge, loss, parts.get("M"), drift, None, "exact")
+    most = Estimate(drift.value, 0.0, drift.high, drift.n, drift.se)
+    return Damage(gauge, loss, parts.get("M"), most, None, "exact", "update drift is counted as staleness")
 
 
 def _game(subsets: Table, mode: Mode) -> Game | Refused:
