@@ -163,7 +163,7 @@ def _too_fresh(measures: Mapping[str, Measure]) -> bool:
     """Whether the tokens are too young, by their labels, for a loss that would be evidence of staleness."""
     lag = measures["lag_updates"]
     oldest = lag.high if lag.high is not None else lag.number()
-    return measures["damage_staleness"].level == "metrics" and oldest is not None and oldest < OLD
+    return oldest is not None and oldest < OLD
 
 
 def _unless_unsplit(
@@ -205,8 +205,8 @@ def _open_staleness(measures: Mapping[str, Measure]) -> str:
         return ""
     if _too_fresh(measures) and most > D0["staleness"]:
         return (
-            f"{_lag_in_words(measures)}: too little for a loss of up to {most:.1%}, which a mismatch or weights that "
-            "were not delivered would explain"
+            f"{_lag_in_words(measures)}: too little for a loss of up to {most:.1%}, which a learning rate too high, "
+            "a mismatch or weights that were not delivered would explain"
         )
     limit = CLEARLY_BELOW * D0["staleness"]
     if most <= limit:
