@@ -21,6 +21,8 @@ from typing import Any
 import click
 import numpy as np
 
+from verl_audit.record import TraceWriter
+
 CHUNK = 64
 
 
@@ -63,8 +65,6 @@ def trajectory(rng: np.random.Generator, group: str, session: int, tokens: int, 
 
 def job(directory: Path | None, count: int, tokens: int, steps: int) -> tuple[list[float], float, float]:
     """Processor seconds in the writer's calls by step, seconds at close, and peak memory in 10^6 bytes."""
-    from verl_audit.record import TraceWriter
-
     writer = TraceWriter(directory) if directory else None
     spent = []
     for step in range(1, steps + 1):

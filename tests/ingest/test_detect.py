@@ -338,6 +338,8 @@ def test_filter_is_ignored_outside_v1_and_with_a_custom_sampler() -> None:
     own = v1("sync", trainer__v1__sampler__custom_sampler__name="Mine", **on)
     assert value(detect([], own), "dapo_effective") is False
     assert value(detect(["training/filter_groups/evicted_samples"], own), "dapo_effective") is True
+    recorder = v1("sync", trainer__v1__sampler__custom_sampler__path="pkg://verl_audit.record.verl", **on)
+    assert value(detect([], recorder), "dapo_effective") is True
 
 
 def test_correction_that_is_configured_and_off_is_none() -> None:

@@ -40,6 +40,7 @@ CORRECTION = "algorithm.rollout_correction"
 ASYNC = "async_training"
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 SAMPLER = "trainer.v1.sampler"
+RECORDER = "verl_audit.record.verl"
 
 
 @dataclass(frozen=True)
@@ -579,6 +580,8 @@ def _dapo_effective(run: _Run) -> Fact:
 def _custom_sampler(run: _Run) -> Fact:
     path = f"{SAMPLER}.custom_sampler"
     name = run.clues.get(f"{path}.name") or run.clues.get(f"{path}.path")
+    if RECORDER in str(run.clues.get(f"{path}.path")):
+        return Fact(False, f"{path} is the recorder's, which selects and filters as verl's own")
     if name:
         return Fact(True, f"{path} names {name}")
     if run.clues.has(path):

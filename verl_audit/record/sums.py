@@ -54,6 +54,7 @@ def _square_sum(values: NDArray[np.float64]) -> float:
 
 
 def pairs(present: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(later, earlier) of all log-prob columns that are there."""
+    """(later, earlier) of all log-prob columns that are there and are not one and the same array."""
     have = [name for name in LOG_PROBS if present.get(name) is not None]
-    return [(later, earlier) for i, later in enumerate(have) for earlier in have[:i]]
+    made = [(later, earlier) for i, later in enumerate(have) for earlier in have[:i]]
+    return [(later, earlier) for later, earlier in made if present[later] is not present[earlier]]
