@@ -140,7 +140,9 @@ def test_a_replica_left_behind_is_told_once_for_each_sync() -> None:
             segment("c", None, 220.0),
             segment("d", 8, None),
             segment("e", 6, 50.0),
+            segment("f", 8, 110.0),  # held up until the next version
+            segment("f", 8, 210.0),
         ]
     )
     told = [(r["replica"], r["version"], r["replica_version"]) for r in rows]
-    assert told == [("a", 7, 7), ("a", 8, 8), ("b", 8, 7)]
+    assert told == [("a", 7, 7), ("a", 8, 8), ("b", 8, 7), ("f", 8, 8)]

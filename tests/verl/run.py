@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-from tests.record.agreement import disagreements, metrics, residual, table  # noqa: E402
+from agreement import disagreements, metrics, residual, table  # type: ignore[import-not-found]
 
+ROOT = Path(__file__).parents[2]
 PLUGIN = Path(os.environ.get("VERL_CPU_DIR", ROOT.parent / "shared" / "verl_cpu"))
 BATCH, WARMUP = 8, 2
 SAMPLER = "trainer.v1.sampler.custom_sampler"
@@ -78,6 +78,7 @@ def launch(case: Case, assets: Path, out: Path) -> float:
         *(f"--mode={case.mode}", f"--steps={case.steps}", f"--batch={BATCH}", "--n=4", "--test_freq=4"),
         *("--loggers=console,file", *case.options, *case.overrides, *(recorder if case.recorded else ())),
     ]
+    shutil.rmtree(out / case.name, ignore_errors=True)
     begun = time.monotonic()
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:

@@ -94,8 +94,9 @@ class SyncLog:
     def replicas(self, segments: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Rows telling which version a replica was first seen to run after a sync; one for each sync and replica.
 
-        A request that began after a sync had ended must be answered by that version or a newer one. Clocks of worker
-        and driver may differ, so requests that began within another length of the sync after its end tell nothing.
+        A request that began after a sync had ended must be answered by that version or a newer one; by a newer one if
+        it was held up, which tells of that one. Clocks of worker and driver may differ, so requests that began within
+        another length of the sync after its end tell nothing.
         """
         rows = []
         ends = [end + (end - begin) for begin, end, _ in self._published]
@@ -104,10 +105,10 @@ class SyncLog:
             if server is None or version is None or begun is None:
                 continue
             at = bisect_right(ends, begun.timestamp()) - 1
-            if at < 0 or (at, server) in self._seen:
+            published = max(self._published[at][2], version) if at >= 0 else None
+            if published is None or (published, server) in self._seen:
                 continue
-            self._seen.add((at, server))
-            published = self._published[at][2]
+            self._seen.add((published, server))
             rows.append({"version": published, "replica": server, "replica_version": version, "step": self.step()})
         return rows
 

@@ -56,7 +56,26 @@ def told_by_traces(trained: Sequence[Row]) -> dict[str, float]:
 
 
 def gaps(trained: Sequence[Row]) -> dict[str, float]:
-    """verl's mismatch metrics of one step from the token lists, if every trained row has them."""
+    """verl's mismatch metrics of one step from the token lists, if every trained row has them.
+
+    Of several mini-batches verl averages the means, weighted by trajectories.
+    """
+    parts = [[row for row in trained if row["train_minibatch"] == m] for m in {r["train_minibatch"] for r in trained}]
+    found = [_gaps(part) for part in parts]
+    weights = [len(part) for part in parts]
+    if not all(found):
+        return {}
+    return {
+        name: float(
+            max(f[name] for f in found)
+            if name.endswith("_max")
+            else np.average([f[name] for f in found], weights=weights)
+        )
+        for name in found[0]
+    }
+
+
+def _gaps(trained: Sequence[Row]) -> dict[str, float]:
     pairs = [(row["prox_logp"], row["behave_logp"], row["loss_mask"]) for row in trained]
     if any(None in pair for pair in pairs):
         return {}
@@ -65,6 +84,9 @@ def gaps(trained: Sequence[Row]) -> dict[str, float]:
     return {
         "training/rollout_probs_diff_mean": float(difference.mean()),
         "training/rollout_probs_diff_max": float(difference.max()),
+        "rollout_corr/kl": float((behave - prox).mean()),
+        "rollout_corr/rollout_rs_masked_fraction": sum(r["rejected_tokens"] for r in trained)
+        / sum(r["loss_tokens"] for r in trained),
     }
 
 
