@@ -133,7 +133,12 @@ def test_a_group_of_which_nothing_is_known_is_one_row_without_a_session() -> Non
 
 @pytest.mark.parametrize(
     ("key", "parts"),
-    [("a-b_1_0", ("a-b", 1, 0)), ("a", ("a", None, None)), ("a_x_y", ("a", None, None)), ("a_3", ("a", 3, None))],
+    [
+        ("a-b_1_0", ("a-b", 1, 0)),
+        ("a", ("a", None, None)),
+        ("a_x_y", ("a_x_y", None, None)),
+        ("uid_0_1_2_0", ("uid_0_1", 2, 0)),
+    ],
 )
 def test_keys(key: str, parts: tuple[str, int | None, int | None]) -> None:
     assert parts_of(key) == parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,19 +120,21 @@ class VerlRecorder:
         named = dict(zip(("stale", "filtered", "failed"), reasons, strict=False))
         doomed = sorted(set().union(*named.values()))
         self._evicting = set(doomed)
-        now = time.time()
+        now, tags = time.time(), self._tags_by_group()
         for uid in doomed:
             why = tuple(name for name, uids in named.items() if uid in uids)
-            self.writer.trajectories(self._group_rows(uid, Fate(why, int(step), now)))
+            self.writer.trajectories(self._group_rows(uid, Fate(why, int(step), now), tags[uid]))
 
     def cleared(self, partition: str, uids: Iterable[str]) -> None:
         """Groups are removed; those that were not evicted are what the synchronous filter made too many."""
         if partition != TRAIN:
             return
-        fate = Fate(("surplus",), int(self.trainer.global_steps), time.time())
-        for uid in sorted(set(uids) - self._evicting):
-            self.writer.trajectories(self._group_rows(uid, fate))
-        self._evicting = set()
+        surplus, self._evicting = sorted(set(uids) - self._evicting), set()
+        if not surplus:
+            return
+        fate, tags = Fate(("surplus",), int(self.trainer.global_steps), time.time()), self._tags_by_group()
+        for uid in surplus:
+            self.writer.trajectories(self._group_rows(uid, fate, tags[uid]))
 
     def selected(self, partition: str, uids: Iterable[str]) -> None:
         """A batch was chosen; its rows are written when it has been trained on."""
@@ -183,9 +186,9 @@ class VerlRecorder:
 
     def _write_in_flight(self, step: int) -> None:
         self.buffer._sync_metadata_from_transfer_queue()
-        fate = Fate(("in_flight",), step, None)
+        fate, tags = Fate(("in_flight",), step, None), self._tags_by_group()
         for uid in sorted(self.buffer.prompt_global_steps[TRAIN]):
-            self.writer.trajectories(self._group_rows(uid, fate))
+            self.writer.trajectories(self._group_rows(uid, fate, tags[uid]))
 
     # ------------------------------------------------------------------ rows
 
@@ -194,12 +197,16 @@ class VerlRecorder:
         t_submit, prompt_key = self.submissions.take(uid)
         return Group(submitted, t_submit, self._first_seen.get(uid), prompt_key)
 
-    def _group_rows(self, uid: str, fate: Fate) -> list[dict[str, Any]]:
+    def _tags_by_group(self) -> defaultdict[str, dict[str, Tag]]:
+        grouped: defaultdict[str, dict[str, Tag]] = defaultdict(dict)
+        for key, tag in self.buffer.partitions[TRAIN].items():
+            grouped[parts_of(key)[0]][key] = tag
+        return grouped
+
+    def _group_rows(self, uid: str, fate: Fate, tags: Mapping[str, Tag]) -> list[dict[str, Any]]:
         """Rows of a group that is not trained on: one a trajectory, or one for all where none is known."""
         group = self._group(uid)
         self._first_seen.pop(uid, None)
-        partition = self.buffer.partitions[TRAIN]
-        tags = {key: tag for key, tag in partition.items() if parts_of(key)[0] == uid}
         rows = [
             row(key, tag, fields, group, fate, self.limit) for key, tag, fields in self._fetched(tags, EVICTED_FIELDS)
         ]

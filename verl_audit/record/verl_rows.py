@@ -60,10 +60,11 @@ def utc(seconds: float | None) -> datetime | None:
 
 
 def parts_of(key: str) -> tuple[str, int | None, int | None]:
-    """Group, session and turn of a trajectory key."""
-    uid, _, rest = key.partition("_")
-    session, _, turn = rest.partition("_")
-    return uid, int(session) if session.isdigit() else None, int(turn) if turn.isdigit() else None
+    """Group, session and turn of a trajectory key `{uid}_{session}_{index}`; of any other key the key itself."""
+    uid, *rest = key.rsplit("_", 2)
+    if len(rest) < 2 or not all(part.isdigit() for part in rest):
+        return key, None, None
+    return uid, int(rest[0]), int(rest[1])
 
 
 def group_row(uid: str, group: Group, fate: Fate, session: int | None = None) -> dict[str, Any]:
@@ -139,9 +140,12 @@ def segments(calls: object, length: int, *, one_turn: bool = True) -> list[dict[
     return found
 
 
-def trained_row(made: dict[str, Any], step: int, trained: Trained) -> dict[str, Any]:
-    """The row of a trajectory that step `step` trained on, with its token lists."""
-    version = step - 1
+def trained_row(made: dict[str, Any], step: int, trained: Trained, version: int | None = None) -> dict[str, Any]:
+    """The row of a trajectory that step `step` trained on, with its token lists.
+
+    `version` is that of the policy when the step began; without it v1's, which is step - 1.
+    """
+    version = step - 1 if version is None else version
     made.update(train_version=version, train_minibatch=trained.minibatch)
     mask = trained.mask
     if mask is not None:
