@@ -135,7 +135,10 @@ def test_overrides_win_over_the_file_and_references_follow_them() -> None:
     assert tree["new"]["key"] == [1, 2]
     assert tree["trainer"]["test_freq"] == 3
     assert "rollout_correction" not in tree["algorithm"]
-    assert configuration(None, ["hydra.run.dir=/x", "actor@a.b=c"]).tree == configuration(None, []).tree
+    assert (
+        configuration(None, ["hydra.run.dir=/x", "actor@a.b=c", "--config-name=mine"]).tree
+        == configuration(None, []).tree
+    )
 
 
 @pytest.mark.parametrize("override", ["trainer.test_freq", "=3", "trainer.logger=[", "a b=3"])

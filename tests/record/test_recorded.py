@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.verl import fully_async
 from tests.verl.agreement import disagreements, metrics, residual, table
 from verl_audit.record.writer import KEY_DROPPED
 from verl_audit.trace.schema import COLUMNS, FATES, KEY_RUN, KEY_TABLE, KEY_UPDATES, TABLES, schema
@@ -124,3 +125,20 @@ def test_what_was_generated_and_what_was_trained_on_differ_where_groups_were_dro
     rows = table(RUNS / "separate_async", "trajectories")
     length = {fate: np.mean([r["response_length"] for r in rows if r["fate"] == fate]) for fate in ("trained", "stale")}
     assert length["stale"] > length["trained"]
+
+
+def test_fully_async_is_recorded_through_the_plugin() -> None:
+    run = RUNS / "fully_async"
+    assert list(fully_async.disagreements(run)) == []
+    rows = table(run, "trajectories")
+    assert {row["fate"] for row in rows} == {"trained"}
+    assert len(rows) == fully_async.MINI * fully_async.SIZE * fully_async.STEPS
+    assert {(row["train_version"], row["train_minibatch"]) for row in rows} == {
+        (v, m) for v in range(4) for m in (0, 1)
+    }
+    assert all(sum(s["length"] for s in row["segments"]) == row["response_length"] for row in rows)
+    assert all(row["last_version"] <= row["train_version"] for row in rows)
+    for path in run.glob("audit/*.parquet"):
+        found = pq.read_schema(path)
+        assert found.equals(schema(path.name.partition("-")[0]))  # type: ignore[arg-type]
+        assert found.metadata[KEY_UPDATES] == b"2"

@@ -351,7 +351,9 @@ def test_batches_of_the_separate_trainers_are_recorded(
 
     class Separate:
         def __init__(self) -> None:
-            self.config, self.global_steps, self.current_param_version = config(), 7, 3
+            settings = Config(trigger_parameter_sync_step=2, require_batches=1)
+            self.config = Config({**config(), "async_training": settings})
+            self.global_steps, self.current_param_version, self.local_trigger_step = 7, 3, 2
             self.checkpoint_manager = SimpleNamespace(replicas=[])
 
         def _fit_update_actor(self, batch: Any) -> Any:
@@ -386,6 +388,7 @@ def test_batches_of_the_separate_trainers_are_recorded(
     assert (second["session"], second["response_length"], second["prompt_length"]) == (1, 1, 3)
     assert (first["response_length"], first["reward"], first["prox_logp"]) == (3, 1.0, [-2.0] * 3)
     assert (first["trainer_logp"], second["trainer_logp"]) == (None, [-2.0])
+    assert (first["train_minibatch"], first["loss_tokens"], first["rejected_tokens"]) == (1, 3, 0)
 
 
 PLUGIN = """

@@ -293,7 +293,7 @@ def test_what_waits_is_written_at_exit(tmp_path: Path) -> None:
 
 
 def test_importing_the_recorder_loads_nothing_heavy() -> None:
-    code = "import sys, verl_audit.record; print(*sorted(sys.modules))"
+    code = "import sys, verl_audit.record.verl, verl_audit.record.verl_plugin; print(*sorted(sys.modules))"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     )

@@ -21,11 +21,16 @@ def table(run: Path, name: str) -> list[Row]:
     return [row for path in sorted(run.glob(f"audit/{name}-*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
-def metrics(run: Path) -> Metrics:
-    """What verl's `file` logger wrote, by step."""
+def logged(run: Path) -> list[dict[str, float]]:
+    """The rows that verl's `file` logger wrote for training, in order."""
     [path] = run.glob("file_logger/*/*.jsonl")
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {line["step"]: line["data"] for line in lines if "training/global_step" in line["data"]}
+    lines = [json.loads(line)["data"] for line in path.read_text(encoding="utf-8").splitlines()]
+    return [data for data in lines if "training/global_step" in data]
+
+
+def metrics(run: Path) -> Metrics:
+    """What verl's v1 trainers logged, by step."""
+    return {int(data["training/global_step"]): data for data in logged(run)}
 
 
 def by_step(rows: Sequence[Row]) -> dict[int, list[Row]]:
@@ -108,8 +113,8 @@ def evictions(rows: Sequence[Row]) -> dict[str, float]:
 
 def disagreements(run: Path) -> Iterator[str]:
     """Each number on which the traces and verl's metrics differ."""
-    rows, logged = by_step(table(run, "trajectories")), metrics(run)
-    for step, told in logged.items():
+    rows = by_step(table(run, "trajectories"))
+    for step, told in metrics(run).items():
         trained = [row for row in rows[step] if row["fate"] == "trained"]
         found = {**told_by_traces(trained), **gaps(trained), **evictions(rows[step])}
         for name, value in found.items():
@@ -123,8 +128,8 @@ def residual(run: Path, batch: int, warmup: float) -> dict[str, int]:
 
     Asynchronous trainers submit one group for each that they throw away.
     """
-    rows, logged = table(run, "trajectories"), metrics(run)
+    rows = table(run, "trajectories")
     fates = {row["group"]: row["fate"] for row in rows}
     thrown = sum(fate in ("stale", "filtered", "failed") for fate in fates.values())
-    submitted = int(warmup * batch) + batch * len(logged) + thrown
+    submitted = int(warmup * batch) + batch * len(metrics(run)) + thrown
     return {"submitted": submitted, "decided": len(fates), "residual": submitted - len(fates)}

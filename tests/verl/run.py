@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import fully_async  # type: ignore[import-not-found]
 from agreement import disagreements, metrics, residual, table  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +111,7 @@ def main() -> None:
     """Run the cases and exit 1 if traces and metrics disagree."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", type=Path, default=Path("/tmp/verl-audit-runs"))
-    parser.add_argument("--only", action="append", choices=[case.name for case in CASES])
+    parser.add_argument("--only", action="append", choices=[*(case.name for case in CASES), "fully_async"])
     given = parser.parse_args()
     out, assets = given.keep, given.keep / "assets"
     if not (PLUGIN / "run_e2e.py").exists():
@@ -125,6 +126,12 @@ def main() -> None:
             continue
         took[case.name] = launch(case, assets, out)
         wrong += checked(case, out) if case.recorded else []
+    if not given.only or "fully_async" in given.only:
+        shutil.rmtree(out / "fully_async", ignore_errors=True)
+        fully_async.launch(PLUGIN, assets, out / "fully_async")
+        rows = table(out / "fully_async", "trajectories")
+        print(f"fully_async: {len(rows)} trajectories of {fully_async.STEPS} updates")  # noqa: T201
+        wrong += [f"fully_async: {text}" for text in fully_async.disagreements(out / "fully_async")]
     if {"unrecorded", "separate_async"} <= set(took):
         both = [
             sum(m["timing_s/step"] for m in metrics(out / name).values()) for name in ("separate_async", "unrecorded")

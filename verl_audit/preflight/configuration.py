@@ -18,7 +18,6 @@ from verl_audit.ingest.hydra import read as read_hydra
 
 Tree = dict[str, Any]
 _ASSIGNED = re.compile(r"(?P<how>\+\+|\+|~)?(?P<key>[\w@/.\-]+)(?:=(?P<value>.*))?", re.DOTALL)
-_NOT_OURS = ("hydra",)
 
 
 @dataclass(frozen=True)
@@ -81,12 +80,14 @@ def _tree_of(overrides: Sequence[str]) -> Tree:
 
 
 def _apply(tree: Tree, text: str) -> None:
-    """One override of Hydra's grammar: `key=value`, `+key=value`, `++key=value`, `~key`."""
+    """One override of Hydra: `key=value`, `+key=value`, `++key=value`, `~key`; its options are passed over."""
+    if text.startswith("--"):
+        return
     match = _ASSIGNED.fullmatch(text)
     if match is None or (match["value"] is None and match["how"] != "~"):
         raise AuditError(f"override {text!r}: write key=value, +key=value or ~key")
     *head, last = match["key"].split(".")
-    if "/" in match["key"] or "@" in match["key"] or head[:1] == list(_NOT_OURS):
+    if "/" in match["key"] or "@" in match["key"] or head[:1] == ["hydra"]:
         return  # a choice of a config group, or a setting of Hydra's own
     node: Any = tree
     for name in head:

@@ -68,7 +68,9 @@ class SeparateRecorder:
         """The first update finds the checkpoint manager made, so all syncs but the first are timed."""
         config = trainer.config
         self.trainer = trainer
-        self.is_bypass = bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
+        correction = config.algorithm.get("rollout_correction") or {}
+        self.is_bypass = bool(correction.get("bypass_mode", False))
+        self.rejects = correction.get("rollout_rs") is not None
         self.limit = int(config.data.max_response_length)
         self.syncs = SyncLog(lambda: int(trainer.global_steps), auto_await)
         self.syncs.watch_manager(trainer.checkpoint_manager, missing := Missing("verl"))
@@ -76,6 +78,7 @@ class SeparateRecorder:
         self.writer = TraceWriter(
             os.environ["VERL_AUDIT_DIR"],
             run=str(config.trainer.experiment_name),
+            updates_per_version=_updates_per_version(config),
             log_prob_sample=float(os.environ.get("VERL_AUDIT_LOG_PROB_SAMPLE", "0.05")),
         )
 
@@ -101,13 +104,34 @@ class SeparateRecorder:
         fields = {"extra_fields": one, "rm_scores": one.get("scores"), "num_turns": one.get("__num_turns__")}
         made = row(key, tag, fields, Group(), Fate(("trained",), step, None), self.limit)
         lists = Trained(
-            minibatch=None,
+            minibatch=self._minibatch(),
             behave=one.get("rollout_log_probs"),
             prox=None if self.is_bypass else one.get("old_log_probs"),
+            mask=None if self.rejects else one["kept"],  # what was rejected is masked by now
             kept=one["kept"],
             advantages=one.get("advantages"),
         )
         return trained_row(made, step, lists, version=version)
+
+    def _minibatch(self) -> int | None:
+        """Updates since the last sync: known in fully_async where a batch is one mini-batch."""
+        local = getattr(self.trainer, "local_trigger_step", None)
+        settings = self.trainer.config.get("async_training")
+        if local is None or settings is None or int(settings.get("require_batches", 1)) != 1:
+            return None
+        return (int(local) - 1) * _epochs(self.trainer.config)
+
+
+def _epochs(config: Any) -> int:
+    return int(config.actor_rollout_ref.actor.get("ppo_epochs", 1) or 1)
+
+
+def _updates_per_version(config: Any) -> int | None:
+    settings = config.get("async_training")
+    if settings is None:
+        return None
+    steps, batches = settings.get("trigger_parameter_sync_step", 1), settings.get("require_batches", 1)
+    return int(steps) * int(batches) * _epochs(config)
 
 
 def _version(value: Any) -> int | None:
