@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -118,23 +117,19 @@ class VerlRecorder:
         if partition != TRAIN:
             return
         named = dict(zip(("stale", "filtered", "failed"), reasons, strict=False))
-        doomed = sorted(set().union(*named.values()))
-        self._evicting = set(doomed)
-        now, tags = time.time(), self._tags_by_group()
-        for uid in doomed:
-            why = tuple(name for name, uids in named.items() if uid in uids)
-            self.writer.trajectories(self._group_rows(uid, Fate(why, int(step), now), tags[uid]))
+        self._evicting = set().union(*named.values())
+        now = time.time()
+        why = {uid: tuple(n for n, uids in named.items() if uid in uids) for uid in sorted(self._evicting)}
+        self._write_untrained({uid: Fate(reasons, int(step), now) for uid, reasons in why.items()})
 
     def cleared(self, partition: str, uids: Iterable[str]) -> None:
         """Groups are removed; those that were not evicted are what the synchronous filter made too many."""
         if partition != TRAIN:
             return
         surplus, self._evicting = sorted(set(uids) - self._evicting), set()
-        if not surplus:
-            return
-        fate, tags = Fate(("surplus",), int(self.trainer.global_steps), time.time()), self._tags_by_group()
-        for uid in surplus:
-            self.writer.trajectories(self._group_rows(uid, fate, tags[uid]))
+        if surplus:
+            fate = Fate(("surplus",), int(self.trainer.global_steps), time.time())
+            self._write_untrained(dict.fromkeys(surplus, fate))
 
     def selected(self, partition: str, uids: Iterable[str]) -> None:
         """A batch was chosen; its rows are written when it has been trained on."""
@@ -186,9 +181,8 @@ class VerlRecorder:
 
     def _write_in_flight(self, step: int) -> None:
         self.buffer._sync_metadata_from_transfer_queue()
-        fate, tags = Fate(("in_flight",), step, None), self._tags_by_group()
-        for uid in sorted(self.buffer.prompt_global_steps[TRAIN]):
-            self.writer.trajectories(self._group_rows(uid, fate, tags[uid]))
+        fate = Fate(("in_flight",), step, None)
+        self._write_untrained(dict.fromkeys(sorted(self.buffer.prompt_global_steps[TRAIN]), fate))
 
     # ------------------------------------------------------------------ rows
 
@@ -197,25 +191,22 @@ class VerlRecorder:
         t_submit, prompt_key = self.submissions.take(uid)
         return Group(submitted, t_submit, self._first_seen.get(uid), prompt_key)
 
-    def _tags_by_group(self) -> defaultdict[str, dict[str, Tag]]:
-        grouped: defaultdict[str, dict[str, Tag]] = defaultdict(dict)
-        for key, tag in self.buffer.partitions[TRAIN].items():
-            grouped[parts_of(key)[0]][key] = tag
-        return grouped
-
-    def _group_rows(self, uid: str, fate: Fate, tags: Mapping[str, Tag]) -> list[dict[str, Any]]:
-        """Rows of a group that is not trained on: one a trajectory, or one for all where none is known."""
-        group = self._group(uid)
-        self._first_seen.pop(uid, None)
-        rows = [
-            row(key, tag, fields, group, fate, self.limit) for key, tag, fields in self._fetched(tags, EVICTED_FIELDS)
-        ]
-        if not rows:
-            return [group_row(uid, group, fate)]
-        self._note_replicas(rows)
-        if "failed" in fate.reasons:
-            rows += missing_sessions(uid, {r["session"] for r in rows}, self.group_size, group, fate.step)
-        return rows
+    def _write_untrained(self, fates: Mapping[str, Fate]) -> None:
+        """Rows of groups that are not trained on: one a trajectory, or one for all where none is known."""
+        groups = {uid: self._group(uid) for uid in fates}
+        have: dict[str, set[int]] = {uid: set() for uid in fates}
+        partition = self.buffer.partitions[TRAIN]
+        tags = {key: tag for key, tag in partition.items() if parts_of(key)[0] in have}
+        for key, tag, fields in self._fetched(tags, EVICTED_FIELDS):
+            uid, session, _ = parts_of(key)
+            have[uid].add(session or 0)
+            self._write(row(key, tag, fields, groups[uid], fates[uid], self.limit))
+        for uid, fate in fates.items():
+            self._first_seen.pop(uid, None)
+            if not have[uid]:
+                self.writer.trajectories([group_row(uid, groups[uid], fate)])
+            elif "failed" in fate.reasons:
+                self.writer.trajectories(missing_sessions(uid, have[uid], self.group_size, groups[uid], fate.step))
 
     def _write(self, made: dict[str, Any]) -> None:
         self._note_replicas([made])

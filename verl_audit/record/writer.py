@@ -132,7 +132,7 @@ class TraceWriter:
     def step_done(self, step: int) -> None:
         """The rows given since the last call are those of this step: they become files now."""
         with self._turn:
-            self._hand_over(int(step))
+            self._hand_over(int(step), int(step) + 1)
 
     @_harmless
     def close(self, timeout: float = 60.0) -> None:
@@ -140,7 +140,7 @@ class TraceWriter:
         atexit.unregister(self.close)
         with self._turn:
             if not self._closed and len(self._part):
-                self._hand_over(self._part.step)
+                self._hand_over(self._part.step, self._part.step)
             self._closed = True
             self._turn.notify_all()
         if self._thread is not None:
@@ -182,10 +182,10 @@ class TraceWriter:
             self._part.rows.setdefault(table, []).append(row)
             self._part.size += size
             if self._part.size > self.limit_bytes // 4:  # a step too large to wait for its end
-                self._hand_over(self._part.step)
+                self._hand_over(self._part.step, self._part.step)
 
-    def _hand_over(self, step: int) -> None:
-        part, self._part = self._part, _Part(step + 1)
+    def _hand_over(self, step: int, following: int) -> None:
+        part, self._part = self._part, _Part(following)
         if not len(part) or self._closed:
             return
         part.step = step
