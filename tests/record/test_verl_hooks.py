@@ -35,7 +35,10 @@ def config(**sampler: Any) -> Config:
     v1 = Config(sampler=Config(sampler), trainer_mode="separate_async")
     return Config(
         trainer=Config(v1=v1, experiment_name="exp", default_local_dir="nowhere"),
-        algorithm=Config(filter_groups=Config(enable=True, metric="acc", max_inflight_gen_batches=3)),
+        algorithm=Config(
+            filter_groups=Config(enable=True, metric="acc", max_inflight_gen_batches=3),
+            rollout_correction=Config(bypass_mode=False, rollout_rs="token_k1"),
+        ),
         data=Config(train_batch_size=1, max_response_length=8, gen_batch_size=None),
         actor_rollout_ref=Config(
             rollout=Config(n=2), actor=Config(ppo_mini_batch_size=1, ppo_epochs=1), hybrid_engine=True
@@ -218,6 +221,28 @@ def test_every_group_has_its_fate_with_all_reasons(sampler: ModuleType, tmp_path
     assert good[0]["t_submit"] <= good[0]["t_decided"]
 
 
+def test_many_tokens_are_fetched_in_pieces_and_without_rejection_one_mask_is_enough(
+    sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, asked = importlib.import_module("verl_audit.record.verl_recorder"), list[Any]()
+
+    def get(**asks: Any) -> dict[str, Any]:
+        asked.append((len(asks["keys"]), "loss_mask" in asks["select_fields"]))
+        return fetched(**asks)
+
+    monkeypatch.setattr(recorder, "CHUNK_TOKENS", 2)
+    monkeypatch.setattr(recorder.tq, "kv_batch_get", get)
+    settings = config(kwargs={"audit_dir": str(tmp_path)})
+    settings["algorithm"]["rollout_correction"]["rollout_rs"] = None
+    trainer = Trainer(settings, sampler.AuditReplayBufferAsync)
+    trainer.total_training_steps = 9
+    trainer._compute_metrics(trainer._step_once())
+    trainer.replay_buffer.recorder.writer.close()
+    assert set(asked) == {(1, False)}
+    trained = [r for r in rows(tmp_path) if r["fate"] == "trained"]
+    assert [(r["session"], r["loss_tokens"], r["rejected_tokens"]) for r in trained] == [(0, 1, 0), (1, 1, 0)]
+
+
 def test_the_filter_that_verl_withholds_is_handed_on(sampler: ModuleType, tmp_path: Path) -> None:
     trainer, _ = run(sampler, tmp_path)
     assert trainer.replay_buffer.given["filter_groups_metric"] == "acc"
@@ -352,7 +377,7 @@ def test_batches_of_the_separate_trainers_are_recorded(
     class Separate:
         def __init__(self) -> None:
             settings = Config(trigger_parameter_sync_step=2, require_batches=1)
-            self.config = Config({**config(), "async_training": settings})
+            self.config = Config({**config(), "async_training": settings, "algorithm": Config()})
             self.global_steps, self.current_param_version, self.local_trigger_step = 7, 3, 2
             self.checkpoint_manager = SimpleNamespace(replicas=[])
 

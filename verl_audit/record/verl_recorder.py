@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,14 @@ from verl_audit.record.verl_sync import SyncLog
 from verl_audit.record.writer import TraceWriter
 
 TRAIN = "train"
-CHUNK = 64
-"""Trajectories fetched at once: what is fetched is in memory twice, and 64 of 32k tokens with six fields are 50 MB."""
+CHUNK_TOKENS = 1 << 20
+"""Response tokens fetched at once: with 20 to 28 bytes a token, and twice in memory for a moment, some 50 MB."""
 EVICTED_FIELDS = ("rm_scores", "extra_fields", "num_turns")
 TRAINED_FIELDS = (
     *EVICTED_FIELDS,
     "rollout_log_probs",
     "old_log_probs",
     "response_mask",
-    "loss_mask",
     "advantages",
 )
 log = logging.getLogger("verl_audit.record")
@@ -166,9 +165,13 @@ class VerlRecorder:
             self.writer.close()
 
     def _write_trained(self, step: int, tags: Mapping[str, Tag]) -> None:
-        is_bypass = _is_bypass(self.trainer.config)
+        is_bypass = _correction(self.trainer.config, "bypass_mode")
+        # Only rejection makes the two masks differ.
+        fields_wanted = (
+            (*TRAINED_FIELDS, "loss_mask") if _correction(self.trainer.config, "rollout_rs") else TRAINED_FIELDS
+        )
         have: dict[str, set[int]] = {uid: set() for uid in self._taken}
-        for key, tag, fields in self._fetched(tags, TRAINED_FIELDS):
+        for key, tag, fields in self._fetched(tags, fields_wanted):
             uid, session, _ = parts_of(key)
             have.setdefault(uid, set()).add(session or 0)
             fate = Fate(("trained",), step, self._taken.get(uid))
@@ -218,13 +221,25 @@ class VerlRecorder:
 
     def _fetched(self, tags: Mapping[str, Tag], fields: Sequence[str]) -> Iterable[tuple[str, Tag, Mapping[str, Any]]]:
         """Key, tag and the fields that are there, trajectory by trajectory; tags alone where the queue fails."""
-        keys = list(tags)
-        for start in range(0, len(keys), CHUNK):
-            chunk = keys[start : start + CHUNK]
+        for chunk in _chunks(tags):
             data = quietly(tq.kv_batch_get, keys=chunk, partition_id=TRAIN, select_fields=list(fields))
             columns = {} if data is None else {name: _column(data, name, len(chunk)) for name in fields if name in data}
             for at, key in enumerate(chunk):
                 yield key, tags[key], {name: values[at] for name, values in columns.items() if values is not None}
+
+
+def _chunks(tags: Mapping[str, Tag]) -> Iterator[list[str]]:
+    """Keys in pieces of about `CHUNK_TOKENS` response tokens."""
+    chunk: list[str] = []
+    size = 0
+    for key, tag in tags.items():
+        chunk.append(key)
+        size += int(tag.get("response_len") or 0)
+        if size >= CHUNK_TOKENS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _column(data: Any, name: str, count: int) -> Sequence[Any] | None:
@@ -264,9 +279,9 @@ def _token_lists(fields: Mapping[str, Any], length: int, minibatch: int | None, 
     )
 
 
-def _is_bypass(config: Any) -> bool:
+def _correction(config: Any, name: str) -> bool:
     correction = config.algorithm.get("rollout_correction", None)
-    return bool(correction and correction.get("bypass_mode", False))
+    return bool(correction and correction.get(name, None))
 
 
 def _epochs(trainer: Any) -> int:
