@@ -43,13 +43,14 @@ else:
 DOCS = Path(__file__).parent
 REAL = DOCS.parent / "fixtures" / "real"
 NOTE = "<!-- Written by docs/generate.py from {source}; do not edit by hand. -->\n"
-STEPS = {
-    0: "Health of the run",
-    1: "Step 1: train-inference mismatch",
-    2: "Step 2: staleness",
-    3: "Step 3: eviction bias",
-    4: "Step 4: weight sync",
-    5: "Resources",
+HEADINGS = {
+    "health": "Health of the run",
+    "mismatch": "Step 1: train-inference mismatch",
+    "staleness": "Step 2: staleness",
+    "eviction": "Step 3: eviction bias",
+    "sync": "Step 4: weight sync",
+    "resources": "Resources",
+    "config": "Configuration",
 }
 WIDTH = 88
 MARKS = (
@@ -161,8 +162,8 @@ def rules_page() -> str:
     parts = [NOTE.format(source="rules/"), "# Rules\n\n", _RULES_INTRO.format(n=len(rules))]
     table = ([f"[{r.id}](#{_anchor(r.id)})", str(r.step), r.severity, r.confidence, r.title] for r in rules)
     parts.append(_table(["rule", "step", "severity", "confidence", "detects"], table))
-    for step, group in groupby(rules, lambda r: r.step):
-        parts.append(f"\n## {STEPS[step]}\n")
+    for cause, group in groupby(rules, lambda r: r.cause):
+        parts.append(f"\n## {HEADINGS[cause]}\n")
         parts += [_rule(rule) for rule in group]
     return "".join(parts)
 

@@ -531,6 +531,50 @@ def _scenario_list(scenarios: Sequence[Scenario], environments: Mapping[str, Env
     return "\n".join(lines) + "\n"
 
 
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("config", type=click.Path(path_type=Path), required=False)
+@click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A finished synchronous run of the same model: predict lag and the length above which answers are dropped.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["low", "medium", "high", "critical"]),
+    help="Exit 1 when a finding of this severity or above fired: for training scripts.",
+)
+@set_option
+@rules_option
+def preflight(
+    config: Path | None,
+    overrides: tuple[str, ...],
+    profile: Path | None,
+    fail_on: Severity | None,
+    pairs: tuple[str, ...],
+    rule_dirs: tuple[Path, ...],
+) -> None:
+    """Say before a run what an audit of it could decide, what to add, and what its settings get wrong.
+
+    CONFIG is a Hydra configuration file, a .hydra directory or a run directory; OVERRIDES are those of the command
+    line, which may also stand alone: verl-audit preflight -- trainer.v1.trainer_mode=separate_async ...
+    """
+    from verl_audit.diagnose.rules import SEVERITIES
+    from verl_audit.pipeline import load_rules
+    from verl_audit.preflight import preflight as judge
+    from verl_audit.preflight.view import render
+
+    if config is not None and "=" in str(config) and not config.exists():
+        config, overrides = None, (str(config), *overrides)
+    with _errors():
+        settings = _settings(pairs, rule_dirs)
+        rules_used = load_rules(settings.rule_dirs).with_params(settings.params)
+        found = judge(config, overrides, rules_used, settings, profile)
+    render(found, _console())
+    sys.exit(FOUND if fail_on and found.worst() >= SEVERITIES.index(fail_on) else OK)
+
+
 @main.group()
 def rules() -> None:
     """List, show and test rules."""

@@ -21,8 +21,8 @@ from verl_audit.store.database import open_store
 
 RULES_DIR = Path(__file__).parents[2] / "rules"
 RULES = load_files([RULES_DIR])
-FOLDER_STEP = {path.name: int(path.name[0]) for path in RULES_DIR.glob("[0-9]-*")}
-STEP_CAUSE = {0: "health", 1: "mismatch", 2: "staleness", 3: "eviction", 4: "sync", 5: "resources"}
+FOLDER_STEP = {path.name: int(path.name[0]) for path in RULES_DIR.glob("[0-9]-*")} | {"config": 0}
+CAUSES = {"health", "mismatch", "staleness", "eviction", "sync", "resources", "config"}
 
 SIGNALS = sorted(load_signals())
 RAW = {
@@ -62,7 +62,7 @@ def test_case(result: CaseResult) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=ids)
 def test_rule_sits_in_the_folder_of_its_step_and_cause(rule: Rule) -> None:
     assert FOLDER_STEP[Path(rule.file).parent.name] == rule.step
-    assert rule.cause == STEP_CAUSE[rule.step]
+    assert rule.cause == Path(rule.file).parent.name.rpartition("-")[2]
     assert rule.id.startswith(f"{rule.cause}-")
 
 
@@ -74,7 +74,7 @@ def test_rule_has_every_kind_of_case(rule: Rule) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=ids)
 def test_confusable_names_a_rule_or_a_cause(rule: Rule) -> None:
-    known = {r.id for r in RULES} - {rule.id} | set(STEP_CAUSE.values())
+    known = {r.id for r in RULES} - {rule.id} | CAUSES
     assert {case.confusable for case in rule.cases if case.confusable} <= known
 
 
@@ -144,6 +144,29 @@ def test_evidence_runs_on_the_views(rule: Rule, con: duckdb.DuckDBPyConnection) 
 @pytest.mark.parametrize("rule", RULES, ids=ids)
 def test_nothing_recorded_never_fires_nor_clears(rule: Rule) -> None:
     assert RuleSet((rule,)).evaluate({})[0].status == "insufficient"
+
+
+def test_enough_rules_for_what_configuration_alone_decides() -> None:
+    assert sum(rule.cause == "config" for rule in RULES) >= 25
+
+
+CONFIG_RULES = [rule for rule in RULES if rule.cause == "config"]
+
+
+@pytest.mark.parametrize("rule", CONFIG_RULES, ids=ids)
+def test_configuration_rules_use_facts_and_name_exact_keys_with_a_price(
+    rule: Rule, con: duckdb.DuckDBPyConnection
+) -> None:
+    used = {*columns_of(con, rule.when), *(columns_of(con, rule.applies) if rule.applies else ())} - set(rule.params)
+    assert {catalog()[name].unit for name in used} == {"fact"}
+    assert rule.remedy
+    assert all(("=" in remedy.set and remedy.price) for remedy in rule.remedy)
+    assert not [f for f in used if f"'{f}'" not in rule.evidence and f != "trainer"], "evidence shows what decided"
+
+
+def test_configuration_implicates_no_cause() -> None:
+    assert {rule.step for rule in CONFIG_RULES} == {0}
+    assert not {rule.cause for rule in CONFIG_RULES} & {"mismatch", "staleness", "eviction", "sync"}
 
 
 def test_severities_keep_their_meaning() -> None:

@@ -338,6 +338,8 @@ def test_filter_is_ignored_outside_v1_and_with_a_custom_sampler() -> None:
     own = v1("sync", trainer__v1__sampler__custom_sampler__name="Mine", **on)
     assert value(detect([], own), "dapo_effective") is False
     assert value(detect(["training/filter_groups/evicted_samples"], own), "dapo_effective") is True
+    recorder = v1("sync", trainer__v1__sampler__custom_sampler__path="pkg://verl_audit.record.verl", **on)
+    assert value(detect([], recorder), "dapo_effective") is True
 
 
 def test_correction_that_is_configured_and_off_is_none() -> None:
@@ -399,3 +401,62 @@ def test_other_frameworks() -> None:
     assert (value(facts, "framework"), value(facts, "trainer")) == ("trl", "grpo")
     mimo = detect(["partial/avg_staleness", "dynsam/avg@n"], None, (), {"partial/avg_staleness": (0, 2.5)})
     assert (value(mimo, "framework"), value(mimo, "is_async")) == ("mimo", True)
+
+
+# ------------------------------------------------------------------ settings as configured
+
+
+def test_null_says_something_where_it_is_a_choice() -> None:
+    facts = detect(
+        [],
+        v1(
+            "separate_async",
+            algorithm__rollout_correction__rollout_rs=None,
+            algorithm__rollout_correction__rollout_rs_threshold=None,
+            algorithm__filter_groups__metric=None,
+            data__gen_batch_size=None,
+            trainer__v1__sampler__max_off_policy_threshold=None,
+        ),
+    )
+    assert value(facts, "rejection_configured") == value(facts, "rejection_threshold") == "none"
+    assert value(facts, "filter_metric") == "none"
+    assert value(facts, "gen_batch_size") == 0
+    assert value(facts, "age_unbounded") is True
+    bare = detect([], v1("separate_async"))
+    names = ("rejection_configured", "filter_metric", "gen_batch_size", "age_unbounded", "sync_steps", "hybrid_engine")
+    assert [value(bare, name) for name in names] == [None] * len(names)
+    bounded = detect([], v1("separate_async", trainer__v1__sampler__max_off_policy_threshold=8))
+    assert value(bounded, "age_unbounded") is False
+
+
+@pytest.mark.parametrize(
+    ("rollout", "trainer", "differ"),
+    [("bfloat16", "bf16", False), ("bfloat16", "fp32", True), ("torch.float16", "half", False), ("auto", None, None)],
+)
+def test_precisions_are_compared_by_meaning(rollout: str, trainer: str | None, differ: bool | None) -> None:
+    tree = v1("sync", actor_rollout_ref__rollout__dtype=rollout, actor_rollout_ref__actor__fsdp_config__dtype=trainer)
+    assert value(detect([], tree), "dtypes_differ") is differ
+
+
+@pytest.mark.parametrize(
+    ("path", "is_moe"),
+    [
+        ("Qwen/Qwen3-30B-A3B", True),
+        ("mistralai/Mixtral-8x7B-v0.1", True),
+        ("deepseek-ai/DeepSeek-V3", True),
+        ("Qwen/Qwen2.5-7B-Instruct", False),
+        ("/models/llama-3.1-8b", False),
+    ],
+)
+def test_models_with_experts_are_known_by_name(path: str, is_moe: bool) -> None:
+    assert value(detect([], v1("sync", actor_rollout_ref__model__path=path)), "model_is_moe") is is_moe
+
+
+def test_expert_parallelism_means_experts() -> None:
+    tree = v1("sync", actor_rollout_ref__actor__megatron__expert_model_parallel_size=8)
+    assert value(detect([], tree), "model_is_moe") is True
+
+
+@pytest.mark.parametrize(("logger", "full"), [(["console"], False), (["console", "file"], True), ("['wandb']", True)])
+def test_the_console_alone_rounds(logger: object, full: bool) -> None:
+    assert value(detect([], v1("sync", trainer__logger=logger)), "full_precision") is full

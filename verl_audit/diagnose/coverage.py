@@ -39,9 +39,10 @@ NEEDS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "symptom": (("validation",), ("score_trained", "reward_trained"), ("time_step",)),
 }
 """Per cause the signals it needs, each a tuple of alternatives, most telling first."""
+RECORDER = "in verl v1 trainer.v1.sampler.custom_sampler.path=pkg://verl_audit.record.verl, elsewhere TraceWriter"
 TRACES_ONLY: Mapping[str, str] = {
-    "evicted_lengths": "per-trajectory traces with a row for every evicted trajectory (docs/traces.md)",
-    "replica_versions": "per-trajectory traces with server and version of every segment (docs/traces.md)",
+    "evicted_lengths": f"per-trajectory traces with a row for every evicted trajectory: {RECORDER}",
+    "replica_versions": f"per-trajectory traces with server and version of every segment: {RECORDER}",
 }
 FACTS: Mapping[str, str] = {
     "groups_per_step": "keep .hydra/ or the console log beside the metrics, or give --set fact.groups_per_step=N",

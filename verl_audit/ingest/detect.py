@@ -21,6 +21,7 @@ from verl_audit.ingest.adapters import (
     holds,
     load_adapters,
 )
+from verl_audit.ingest.settings_facts import SETTINGS
 
 FactValue = str | float | bool | None
 Kind = Literal["text", "number", "flag"]
@@ -40,6 +41,7 @@ CORRECTION = "algorithm.rollout_correction"
 ASYNC = "async_training"
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 SAMPLER = "trainer.v1.sampler"
+RECORDER = "verl_audit.record.verl"
 
 
 @dataclass(frozen=True)
@@ -579,6 +581,8 @@ def _dapo_effective(run: _Run) -> Fact:
 def _custom_sampler(run: _Run) -> Fact:
     path = f"{SAMPLER}.custom_sampler"
     name = run.clues.get(f"{path}.name") or run.clues.get(f"{path}.path")
+    if RECORDER in str(run.clues.get(f"{path}.path")):
+        return Fact(False, f"{path} is the recorder's, which selects and filters as verl's own")
     if name:
         return Fact(True, f"{path} names {name}")
     if run.clues.has(path):
@@ -650,6 +654,62 @@ def _typed(clues: Clues, path: str, kind: Kind) -> FactValue:
     return None if value is None or isinstance(value, Mapping) else str(value)
 
 
+def _configured(name: str) -> Callable[[_Run], Fact]:
+    """A fact that is a setting, null included where null says something."""
+    setting = SETTINGS[name]
+    plainly = _setting(*setting.paths, kind=setting.kind)
+
+    def rule(run: _Run) -> Fact:
+        found = plainly(run)
+        null = next((p for p in setting.paths if run.clues.has(p) and _walk(run.clues.config, p)[1] is None), None)
+        return found if found.value is not None or null is None else Fact(setting.null, f"{null} is null")
+
+    return rule
+
+
+def _age_unbounded(run: _Run) -> Fact:
+    path = f"{SAMPLER}.max_off_policy_threshold"
+    if not run.clues.has(path):
+        return _missing(run, path)
+    return Fact(_walk(run.clues.config, path)[1] is None, f"{path}={_walk(run.clues.config, path)[1]}")
+
+
+_SAME_TYPE = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32"}
+
+
+def _dtypes_differ(run: _Run) -> Fact:
+    names = [run.value("rollout_dtype"), run.value("trainer_dtype")]
+    if not all(isinstance(name, str) for name in names):
+        return Fact(None, "the precision of one side is not configured")
+    rollout, trainer = (str(name).removeprefix("torch.").lower() for name in names)
+    differ = _SAME_TYPE.get(rollout, rollout) != _SAME_TYPE.get(trainer, trainer)
+    return Fact(differ, f"rollout {rollout}, trainer {trainer}")
+
+
+_MOE_NAME = re.compile(
+    r"moe|mixtral|[-_]\d+b[-_]a\d+(?:\.\d+)?b|deepseek-?v[23]|gpt-oss|kimi-k2|glm-4\.5", re.IGNORECASE
+)
+"""Names under which mixture-of-experts models are published."""
+
+
+def _model_is_moe(run: _Run) -> Fact:
+    path, model = f"{ACTOR}.megatron.expert_model_parallel_size", "actor_rollout_ref.model.path"
+    if (run.clues.number(path) or 1) > 1:
+        return Fact(True, f"{path}={run.clues.get(path)}")
+    name = run.clues.get(model)
+    if not isinstance(name, str):
+        return _missing(run, model)
+    return Fact(bool(_MOE_NAME.search(name)), f"by its name {name}")
+
+
+def _full_precision(run: _Run) -> Fact:
+    loggers = run.clues.get("trainer.logger")
+    if loggers is None:
+        return _missing(run, "trainer.logger")
+    named = re.findall(r"\w+", str(loggers))
+    return Fact(any(name != "console" for name in named), f"trainer.logger={','.join(named)}")
+
+
 def _told_by_log_prob_mode(_: _Run) -> Fact:
     return Fact(None, "asked only of other frameworks: in verl log_prob_mode tells what a clip share of 0 means")
 
@@ -703,6 +763,11 @@ _RULES: Mapping[str, Callable[[_Run], Fact]] = {
     "clip_always_zero": _told_by_log_prob_mode,
     "gap_estimator": _told_by_key,
     "lag_labels": _told_by_key,
+    **{name: _configured(name) for name in SETTINGS},
+    "age_unbounded": _age_unbounded,
+    "dtypes_differ": _dtypes_differ,
+    "model_is_moe": _model_is_moe,
+    "full_precision": _full_precision,
     "project": _setting("trainer.project_name"),
     "experiment": _setting("trainer.experiment_name"),
 }

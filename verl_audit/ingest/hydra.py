@@ -51,12 +51,22 @@ def read(path: Path) -> list[Parsed]:
         tree, tracker = _unwrapped(tree)
         overrides = _load(path.with_name("overrides.yaml"), parsed) if path.parent.name == ".hydra" else None
         given = tuple(str(line) for line in overrides) if isinstance(overrides, list) else ()
-        resolved = _resolve(tree, tree, ())
+        resolved = resolve(tree)
         parsed.configs.append(ConfigFound(resolved, "wandb" if tracker else "hydra", given))
         parsed.identity = identity(resolved)
     elif tree is not None:
         parsed.note("not_a_config", "the file holds no mapping")
     return [parsed]
+
+
+def parse(text: str | bytes) -> Any:
+    """YAML as OmegaConf reads it. Raises `yaml.YAMLError`."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def resolve(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree with its references filled in; those that lead nowhere stay as written."""
+    return {key: _resolve(value, tree, (str(key),)) for key, value in tree.items()}
 
 
 def _load(path: Path, parsed: Parsed) -> Any:
@@ -66,7 +76,7 @@ def _load(path: Path, parsed: Parsed) -> Any:
             parsed.note("too_large", f"{path.name} has {size} bytes, which is no run configuration")
             return None
         parsed.bytes_read += size
-        return yaml.load(path.read_bytes(), Loader=_Loader)
+        return parse(path.read_bytes())
     except FileNotFoundError as error:
         if path.name == "config.yaml":
             parsed.note("unreadable", str(error))

@@ -33,7 +33,7 @@ def test_the_bundle_is_that_of_the_plotly_that_checks_it() -> None:
 def test_it_holds_plotly_once_and_no_address() -> None:
     html = page("undetermined", interactive=True)
     assert html.count("plotly.js (basic - minified)") == 1
-    addresses = re.findall(r"[a-z]+://[^\s\"'`)]*", html)
+    addresses = re.findall(r"[a-z]+://[^\s\"'`)]*", html.replace("pkg://", ""))
     assert {a.split("/")[2] for a in addresses} == {"www.w3.org"}  # names of XML namespaces
     assert 1_200_000 < len(html.encode()) < 1_500_000
     assert "showSendToCloud: false" in html and 'plotlyServerURL: ""' in html

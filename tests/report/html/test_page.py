@@ -42,6 +42,7 @@ def test_it_can_fetch_nothing(case: str) -> None:
     assert {tag for tag, _ in found.tags} & {"script", "link", "img", "iframe", "object", "form", "base"} == set()
     assert found.values("src") + found.values("style") + found.values("onclick") == []
     assert all(href.startswith("#") for href in found.values("href"))
+    html = html.replace("pkg://", "")  # verl's way to name a module of Python: no browser knows it
     assert "://" not in html and "url(" not in html and "@import" not in html
 
 

@@ -1,0 +1,209 @@
+"""Preflight: what a configuration will let an audit decide, what to add, and what it gets wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from verl_audit.cli import main
+from verl_audit.errors import AuditError
+from verl_audit.pipeline import load_all, load_rules
+from verl_audit.preflight import Preflight, preflight
+from verl_audit.preflight.configuration import configuration
+from verl_audit.preflight.decide import imagined
+from verl_audit.settings import Settings
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+REAL = FIXTURES / "real"
+ROLLOUT = "actor_rollout_ref.rollout"
+SEPARATE = (
+    "trainer.v1.trainer_mode=separate_async",
+    "data.train_batch_size=256",
+    "trainer.v1.separate_async.parameter_sync_step=1",
+    f"{ROLLOUT}.nnodes=1",
+    f"{ROLLOUT}.checkpoint_engine.backend=nccl",
+    "trainer.test_freq=5",
+    "trainer.total_training_steps=100",
+)
+RECORDER = (
+    "trainer.v1.sampler.custom_sampler.path=pkg://verl_audit.record.verl",
+    "trainer.v1.sampler.custom_sampler.name=AuditReplayBufferAsync",
+)
+
+
+def judged(*overrides: str, path: Path | None = None, **more: Any) -> Preflight:
+    return preflight(path, overrides, load_rules(), **more)
+
+
+def answers(found: Preflight) -> dict[str, str]:
+    return {a.cause: a.decidable for a in found.answers}
+
+
+def fired(found: Preflight) -> dict[str, str]:
+    return {f.rule: f.severity for f in found.findings}
+
+
+def pasted(found: Preflight) -> str:
+    return " ".join(p.overrides for p in found.paste)
+
+
+def test_a_sound_configuration_with_the_recorder_decides_every_cause() -> None:
+    found = judged(*SEPARATE, *RECORDER)
+    assert set(answers(found).values()) == {"yes"}
+    assert found.paste == ()
+    assert set(fired(found).values()) <= {"low", "info"}
+
+
+def test_without_the_recorder_it_is_to_be_pasted_and_names_the_sampler_of_the_trainer() -> None:
+    found = judged(*SEPARATE)
+    assert answers(found) == {
+        "mismatch": "in part",
+        "staleness": "yes",
+        "eviction": "in part",
+        "sync": "in part",
+        "symptom": "yes",
+    }
+    assert pasted(found).endswith("name=AuditReplayBufferAsync")
+    assert pasted(judged("trainer.test_freq=5")).endswith("name=AuditReplayBuffer")
+    assert all(p.price for p in found.paste)
+
+
+def test_pasting_what_it_says_removes_what_was_missing() -> None:
+    bare = (*SEPARATE, f"{ROLLOUT}.calculate_log_probs=false", "trainer.test_freq=-1", "trainer.logger=[console]")
+    before = judged(*bare)
+    assert answers(before)["mismatch"] == "no"
+    assert answers(before)["symptom"] == "no"
+    after = judged(*bare, *pasted(before).replace("'", "").split())
+    assert set(answers(after).values()) == {"yes"}
+    assert after.paste == ()
+
+
+def test_bypass_mode_leaves_mismatch_undecidable() -> None:
+    found = judged(*SEPARATE, "algorithm.rollout_correction.bypass_mode=true")
+    assert answers(found)["mismatch"] == "no"
+    assert "bypass_mode=false" in pasted(found)
+    assert fired(found)["config-bypass-unmeasured"] == "medium"
+
+
+def test_settings_with_which_verl_does_not_start_are_critical() -> None:
+    found = judged("trainer.v1.trainer_mode=separate_async", "actor_rollout_ref.hybrid_engine=false")
+    critical = {rule for rule, severity in fired(found).items() if severity == "critical"}
+    assert critical == {"config-hybrid-engine-off", "config-naive-backend", "config-no-rollout-pool"}
+    unequal = judged(*SEPARATE, "data.train_batch_size=512")
+    assert fired(unequal)["config-batch-is-not-sync-steps"] == "critical"
+
+
+def test_fully_async_has_its_own_defaults() -> None:
+    found = judged("async_training.staleness_threshold=0.5", "data.train_batch_size=0")
+    assert found.facts["trainer"] == "fully_async"
+    assert found.facts["log_prob_mode"] == "bypass"
+    assert fired(found)["config-fully-async-hybrid-engine"] == "critical"
+    assert fired(found)["config-lag-unrecorded-bypass"] == "medium"
+    assert answers(found)["staleness"] == "no"
+    cut = judged("async_training.partial_rollout=false", "data.train_batch_size=0")
+    assert fired(cut)["config-truncated-samples-trained"] == "high"
+
+
+@pytest.mark.parametrize("name", ["async_mild", "async_drop_bias", "sync_baseline", "fp8_mismatch"])
+def test_what_is_expected_to_be_logged_is_what_real_runs_logged(name: str) -> None:
+    """Signals foretold from the configuration against the log of the run it made."""
+    found = judged(path=REAL / name)
+    expected = {s for s, series in imagined(found.facts).series.items() if len(series)}
+    store = load_all(REAL / name).store
+    logged = {signal for (signal,) in store.execute("SELECT DISTINCT signal FROM signals").fetchall()}
+    assert expected <= logged | {"filtered_groups", "failed_groups", "stale_groups"}
+
+
+def test_a_directory_a_file_and_a_hydra_directory_are_one_configuration() -> None:
+    hydra = REAL / "async_mild" / "hydra" / ".hydra"
+    trees = [configuration(p, ()).tree for p in (REAL / "async_mild", hydra, hydra / "config.yaml")]
+    assert trees[0] == trees[1] == trees[2]
+    assert trees[0]["trainer"]["v1"]["trainer_mode"] == "separate_async"
+
+
+def test_overrides_win_over_the_file_and_references_follow_them() -> None:
+    tree = configuration(
+        REAL / "sync_baseline",
+        ["data.max_response_length=77", "+new.key=[1,2]", "++trainer.test_freq=3", "~algorithm.rollout_correction"],
+    ).tree
+    assert tree["data"]["max_response_length"] == 77
+    alone = configuration(None, ["data.max_response_length=77"]).tree
+    assert alone["actor_rollout_ref"]["rollout"]["response_length"] == 77
+    assert tree["new"]["key"] == [1, 2]
+    assert tree["trainer"]["test_freq"] == 3
+    assert "rollout_correction" not in tree["algorithm"]
+    assert (
+        configuration(None, ["hydra.run.dir=/x", "actor@a.b=c", "--config-name=mine"]).tree
+        == configuration(None, []).tree
+    )
+
+
+@pytest.mark.parametrize("override", ["trainer.test_freq", "=3", "trainer.logger=[", "a b=3"])
+def test_an_override_that_cannot_be_read_is_named(override: str) -> None:
+    with pytest.raises(AuditError, match="override"):
+        configuration(None, [override])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "no configuration"),
+        ("- 1\n", "no configuration"),
+        ("x: 1\n", "none of verl's sections"),
+        (None, "no such"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(AuditError, match=message):
+        configuration(file, ())
+
+
+def test_facts_and_rules_of_the_users_own_are_used(tmp_path: Path) -> None:
+    found = preflight(None, SEPARATE, load_rules().with_params({"config-validation-rare.least": 50}))
+    assert "config-validation-rare" in fired(found)
+    wait = judged(*SEPARATE, settings=Settings(facts={"staleness_strategy": "wait", "staleness_threshold": 1.0}))
+    assert "config-wait-serialises" in fired(wait)
+
+
+def test_prediction_from_a_measured_profile() -> None:
+    narrow = (*SEPARATE, "trainer.v1.sampler.max_off_policy_threshold=3")
+    three = judged(*narrow, profile=REAL / "sync_baseline").prediction
+    six = judged(*SEPARATE, "trainer.v1.sampler.max_off_policy_threshold=6", profile=REAL / "sync_baseline").prediction
+    assert three is not None
+    assert six is not None
+    assert three.drop_above is not None
+    assert six.drop_above == pytest.approx(2 * three.drop_above)
+    assert three.lag == 1
+    wait = judged(*narrow, "trainer.v1.sampler.max_off_policy_strategy=wait", profile=REAL / "sync_baseline").prediction
+    assert wait is not None
+    assert wait.drop_above is None
+    with pytest.raises(AuditError, match="synchronous run"):
+        judged(*narrow, profile=REAL / "async_mild")
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(main, ["preflight", *args])
+
+
+def test_the_command_takes_a_file_overrides_or_both() -> None:
+    alone = run("--", *SEPARATE)
+    assert alone.exit_code == 0
+    assert "separate_async" in alone.output
+    both = run(str(REAL / "sync_baseline"), "--", "trainer.test_freq=-1")
+    assert "config-no-validation" in both.output
+    assert "1 override" in both.output
+
+
+def test_exit_codes_for_training_scripts() -> None:
+    broken = ("--", "trainer.v1.trainer_mode=separate_async")
+    assert run(*broken).exit_code == 0
+    assert run("--fail-on", "critical", *broken).exit_code == 1
+    assert run("--fail-on", "medium", "--", *SEPARATE, *RECORDER).exit_code == 0
+    assert run("/nowhere").exit_code == 2
+    assert run("--", "x").exit_code == 2

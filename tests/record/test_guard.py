@@ -1,0 +1,85 @@
+"""Looking on: the call that is looked at returns what it returned, whatever the look does."""
+
+import asyncio
+import logging
+
+import pytest
+
+from verl_audit.record import guard
+from verl_audit.record.guard import Missing, quietly, watch
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_told", set())
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def step(self, a: int, *, b: int = 0) -> int:
+        self.seen.append("step")
+        return a + b
+
+    async def abort(self) -> str:
+        return "aborted"
+
+
+def boom(*_: object, **__: object) -> None:
+    raise RuntimeError("boom")
+
+
+def test_looks_come_before_and_after_and_see_arguments_and_result() -> None:
+    trainer, missing = Trainer(), Missing("verl 1")
+    watch(
+        trainer,
+        "step",
+        missing,
+        before=lambda *args, **kwargs: trainer.seen.append(("before", args, kwargs)),
+        after=lambda result, *_, **__: trainer.seen.append(("after", result)),
+    )
+    assert trainer.step(1, b=2) == 3
+    assert trainer.seen == [("before", (1,), {"b": 2}), "step", ("after", 3)]
+
+
+def test_a_look_that_raises_is_told_once_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer()
+    watch(trainer, "step", Missing("verl 1"), before=boom, after=boom)
+    with caplog.at_level(logging.WARNING, "verl_audit.record"):
+        assert [trainer.step(1), trainer.step(2)] == [1, 2]
+    assert len(caplog.messages) == 1
+    assert "boom" in caplog.messages[0]
+
+
+def test_an_error_of_the_original_passes() -> None:
+    trainer = Trainer()
+    trainer.step = boom  # type: ignore[assignment]
+    watch(trainer, "step", Missing("verl 1"), after=boom)
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer.step(1)
+
+
+def test_a_coroutine_function_stays_one() -> None:
+    trainer, seen = Trainer(), list[str]()
+    watch(trainer, "abort", Missing("verl 1"), after=seen.append)
+    assert asyncio.iscoroutinefunction(trainer.abort)
+    assert asyncio.run(trainer.abort()) == "aborted"
+    assert seen == ["aborted"]
+
+
+def test_missing_hooks_are_told_together_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    missing = Missing("verl 7.0.0")
+    watch(Trainer(), "prepare", missing)
+    watch(Trainer(), "submit", missing)
+    with caplog.at_level(logging.WARNING, "verl_audit.record"):
+        missing.tell()
+        missing.tell()
+        Missing("verl 7.0.0").tell()
+    [message] = caplog.messages
+    assert "verl 7.0.0 lacks Trainer.prepare, Trainer.submit" in message
+
+
+def test_what_a_quiet_call_returns() -> None:
+    assert quietly(int, "3") == 3
+    assert quietly(int, "x") is None

@@ -1,0 +1,84 @@
+"""Looking on without touching: what a look raises is told once, and the call that is looked at goes its way."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+log = logging.getLogger("verl_audit.record")
+Look = Callable[..., None]
+_told: set[str] = set()
+
+
+def tell_once(kind: str, message: str) -> None:
+    """A warning of this kind, the first time in this process."""
+    if kind not in _told:
+        _told.add(kind)
+        log.warning("verl-audit recorder: %s (said once; training goes on)", message)
+
+
+def quietly(look: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `look` returns; None if it raised, which is told once."""
+    try:
+        return look(*args, **kwargs)
+    except Exception as error:
+        name = getattr(look, "__qualname__", repr(look))
+        tell_once(name, f"{name} failed and records nothing: {type(error).__name__}: {error}")
+        return None
+
+
+class Missing:
+    """Hooks that this version of the framework lacks, told together."""
+
+    def __init__(self, framework: str) -> None:
+        """`framework` is its name and version, for the message."""
+        self.framework, self.names = framework, list[str]()
+
+    def tell(self) -> None:
+        """One warning that lists them, if there are any."""
+        if self.names:
+            listed = ", ".join(self.names)
+            tell_once(f"missing {listed}", f"{self.framework} lacks {listed}: what they tell is not recorded")
+
+
+def watch(owner: Any, name: str, missing: Missing, *, before: Look | None = None, after: Look | None = None) -> None:
+    """Put a method in front of `owner.name` that calls `before(*args)`, the original, and `after(result, *args)`.
+
+    A method that is a coroutine function stays one. A missing method is noted.
+    """
+    original = getattr(owner, name, None)
+    if not callable(original):
+        missing.names.append(f"{type(owner).__name__}.{name}")
+        return
+
+    def begin(args: Any, kwargs: Any) -> None:
+        if before is not None:
+            quietly(before, *args, **kwargs)
+
+    def end(result: Any, args: Any, kwargs: Any) -> None:
+        if after is not None:
+            quietly(after, result, *args, **kwargs)
+
+    if inspect.iscoroutinefunction(original):
+
+        @wraps(original)
+        async def watched_coroutine(*args: Any, **kwargs: Any) -> Any:
+            begin(args, kwargs)
+            result = await original(*args, **kwargs)
+            end(result, args, kwargs)
+            return result
+
+        setattr(owner, name, watched_coroutine)
+        return
+
+    @wraps(original)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        begin(args, kwargs)
+        result = original(*args, **kwargs)
+        end(result, args, kwargs)
+        return result
+
+    setattr(owner, name, watched)
