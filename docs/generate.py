@@ -3,7 +3,8 @@
 rules.md comes from rules/, measures.md from the measure catalogue, signals.md from the signal adapters, store.md from
 the schema, img/diagnose.svg from a diagnosis of a fixture, the tables of formats in README.md and formats.md from
 the list beside the readers, the tables of plan.md from the planner, scenarios.md and img/scenarios.svg from the
-scenarios and docs/reference-runs.json (written by docs/reference_runs.py). Nothing here reads a clock.
+scenarios and docs/reference-runs.json (written by docs/reference_runs.py), accuracy.md and the statement of the HTML
+report from docs/accuracy.json (written by benchmarks/accuracy.py). Nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import accuracy_tables
 import plan_tables
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
@@ -82,6 +84,9 @@ def pages() -> dict[Path, str]:
         DOCS / "trace-schema.md": trace_schema_page(),
         DOCS / "plan.md": plan_page(),
         DOCS / "scenarios.md": scenarios_page(),
+        DOCS / "accuracy.md": accuracy_tables.page(_table, NOTE.format(source="accuracy.json")),
+        DOCS.parent / "verl_audit" / "report" / "accuracy.json": json.dumps(accuracy_tables.statement(), indent=2)
+        + "\n",
         DOCS / "img" / "scenarios.svg": curves_image(),
         DOCS / "img" / "diagnose.svg": image(),
         DOCS.parent / "README.md": _with_table(DOCS.parent / "README.md", support_table()),

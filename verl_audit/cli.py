@@ -518,6 +518,48 @@ def simulate(
     click.echo(f"{written}: {reference.scenario(name).title}; the truth is in {reference.truth_path(written)}")
 
 
+@main.command()
+@click.option("--env", "envs", multiple=True, metavar="NAME", help="small, wide or long; may be repeated [small].")
+@click.option("--seeds", default=1, show_default=True, type=click.IntRange(min=1), help="Runs of each scenario.")
+@click.option("--scenarios", "names", multiple=True, metavar="NAME", help="May be repeated; `all` [a dozen of 67].")
+@click.option(
+    "--way",
+    "ways",
+    multiple=True,
+    metavar="NAME",
+    help="traces+baseline, metrics+baseline, traces or metrics; may be repeated [both with baseline].",
+)
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes [one a processor].")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Keep every verdict.")
+def selftest(
+    envs: tuple[str, ...],
+    seeds: int,
+    names: tuple[str, ...],
+    ways: tuple[str, ...],
+    workers: int | None,
+    json_file: Path | None,
+) -> None:
+    """Simulate runs whose cause is known, judge them, and print how often the verdict is right."""
+    with _errors():
+        from verl_audit.selftest import QUICK, WAYS, cases, judged, text
+        from verl_audit.selftest.records import check, code_digest, in_order, write
+
+        if json_file is not None:
+            check(json_file)
+        chosen = [s.name for s in _all_scenarios()] if "all" in names else names or QUICK
+        todo = cases(chosen, envs or ("small",), seeds, ways or WAYS[:2])
+        found = in_order(judged(todo, workers))
+        if json_file is not None:
+            write(json_file, found, code_digest())
+    click.echo(text(found))
+
+
+def _all_scenarios() -> Sequence[Scenario]:
+    from verl_audit.reference import scenarios
+
+    return scenarios()
+
+
 def _assignments(pairs: tuple[str, ...]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:

@@ -1,0 +1,114 @@
+"""Scenarios in, judged runs out: each is simulated once and judged in every way asked for, on several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from verl_audit.errors import AuditError
+from verl_audit.pipeline import audit
+from verl_audit.reference import TraceOptions, environments, scenario, simulate, truth_path
+from verl_audit.selftest.score import Answer, Judged, Truth
+
+WAYS = ("traces+baseline", "metrics+baseline", "traces", "metrics")
+"""What the auditor is given: metrics alone or with per-trajectory traces, a baseline run or none."""
+QUICK = (
+    "async", "async_fp8", "async_wait", "fp4_bypass", "temperature_bypass", "fp4_tis", "stale_bypass", "drop",
+    "frozen_replicas", "stale_and_fp4", "rate_decayed", "reward_hacking",
+)  # fmt: skip
+"""A run or more of each kind, for a look in less than a minute."""
+BASELINE_SEEDS = 100
+"""The baseline of seed n is made with seed n + 100: another run, as that of a user would be."""
+THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run to make, and the ways to judge it."""
+
+    scenario: str
+    environment: str
+    seed: int
+    ways: tuple[str, ...]
+
+    @property
+    def baseline(self) -> tuple[str, str, int]:
+        """Scenario, environment and seed of the run it is compared with."""
+        return scenario(self.scenario).baseline, self.environment, self.seed + BASELINE_SEEDS
+
+
+def cases(names: Sequence[str], envs: Sequence[str], seeds: int, ways: Sequence[str]) -> list[Case]:
+    """Every scenario in every environment with seeds 0 to `seeds` - 1; `AuditError` for an unknown name."""
+    for env in envs:
+        if env not in environments():
+            raise AuditError(f"no environment {env!r}; one of {', '.join(environments())}")
+    for way in ways:
+        if way not in WAYS:
+            raise AuditError(f"no way {way!r}; one of {', '.join(WAYS)}")
+    chosen = [scenario(name).name for name in names]
+    return [Case(name, env, seed, tuple(ways)) for env, seed, name in product(envs, range(seeds), chosen)]
+
+
+def judged(todo: Sequence[Case], workers: int | None = None) -> Iterator[Judged]:
+    """Simulate and judge, in the order in which the runs finish; the runs are removed at once.
+
+    `workers`: processes, by default one for each processor; 1 runs in this process.
+    """
+    count = min(workers or os.cpu_count() or 1, len(todo))
+    with TemporaryDirectory(prefix="verl-audit-selftest-") as made:
+        folder, wanted = Path(made), sorted({case.baseline for case in todo if any("baseline" in w for w in case.ways)})
+        if count <= 1:
+            for which in wanted:
+                make_baseline(which, folder)
+            for case in todo:
+                yield from judge(case, folder)
+            return
+        for name in THREADS:
+            os.environ.setdefault(name, "1")  # for the workers: small matrices, and the processors are taken
+        with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+            for done in [pool.submit(make_baseline, which, folder) for which in wanted]:
+                done.result()
+            for found in as_completed([pool.submit(judge, case, folder) for case in todo]):
+                yield from found.result()
+
+
+def make_baseline(which: tuple[str, str, int], folder: Path) -> None:
+    """Simulate a baseline below `folder`."""
+    simulate(*which, _place(which, folder), logs=("file",))
+
+
+def _place(which: tuple[str, str, int], folder: Path) -> Path:
+    return folder / "-".join(("baseline", *map(str, which)))
+
+
+def judge(case: Case, folder: Path) -> list[Judged]:
+    """Simulate a run below `folder`, judge it each way, and remove it."""
+    base = _place(case.baseline, folder)
+    with TemporaryDirectory(dir=folder) as made:
+        run, bare = Path(made) / "run", Path(made) / "bare" / "run"
+        traced = TraceOptions() if any(way.startswith("traces") for way in case.ways) else None
+        simulate(case.scenario, case.environment, case.seed, run, logs=("file",), traces=traced)
+        shutil.copytree(run, bare, ignore=shutil.ignore_patterns("traces"))
+        truth = Truth.of(json.loads(truth_path(run).read_text(encoding="utf-8")))
+        return [
+            Judged(case.scenario, case.environment, case.seed, way, truth, _answer(way, run, bare, base))
+            for way in case.ways
+        ]
+
+
+def _answer(way: str, run: Path, bare: Path, base: Path) -> Answer:
+    given, _, compared = way.partition("+")
+    try:
+        found = audit(run if given == "traces" else bare, baselines=[base] if compared else [])
+    except AuditError as error:  # an audit that gives up is counted, and the rest goes on
+        return Answer("error", other=str(error))
+    with found.store:
+        return Answer.of(found.document)
