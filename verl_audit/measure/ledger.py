@@ -96,15 +96,17 @@ def unseen(groups: Groups, depth: Depth) -> Array:
     """Groups in the buffer at each count that no row names: count - (submitted by then - decided by then).
 
     A group that is decided later has its row by the end, so the difference is 0 but for groups still open when the
-    record ends, and for groups that vanished. In-flight groups that have a row count as named. NaN where a group's
-    steps are unknown.
+    record ends, and for groups that vanished. In-flight groups that have a row count as named. A writer counts before
+    the batch of the step leaves the buffer or after it: the one that leaves less over in all its counts is taken. NaN
+    where a group's steps are unknown.
     """
     submitted = np.sort(groups.submit_step)
     decided = np.sort(np.where(groups.open, np.inf, groups.decided_step))
     if np.isnan(submitted).any() or np.isnan(decided).any() or not len(groups):
         return np.full(len(depth.step), np.nan)
-    named = np.searchsorted(submitted, depth.step, "right") - np.searchsorted(decided, depth.step, "right")
-    return np.asarray(depth.groups - named)
+    entered = np.searchsorted(submitted, depth.step, "right")
+    after, before = (depth.groups - entered + np.searchsorted(decided, depth.step, side) for side in ("right", "left"))
+    return np.asarray(before if np.abs(before).sum() < np.abs(after).sum() else after)
 
 
 def ledger(data: Rows, groups: Groups, *, expected: Expected | None = None, depth: Depth | None = None) -> Ledger:
