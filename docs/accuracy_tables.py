@@ -48,6 +48,11 @@ Shares stand with their 95 % Wilson interval. Runs of one scenario with several 
 narrower than they should be for scenarios not tried. Not measured: how far the onset of a cause is off, and what the
 verdict does with one family of signals hidden.
 
+Two things count against the verdict that it cannot know or is not wrong about. The rollout engine answers the
+validation prompts, as in verl, so with nucleus sampling (`top_p_bypass`) validation is better than the policy whose
+reward the true speed is taken from. And `sync_saturated` is stated as harmless; that its task is solved is true, and is
+scored as *false other*.
+
 """
 
 
@@ -65,7 +70,10 @@ def statement() -> dict[str, list[str]]:
 
 
 def _held(runs: Sequence[Judged]) -> list[Judged]:
-    return [r for r in runs if r.environment == HELD_OUT] or list(runs)
+    """Runs of the held-out environment once every scenario was run in it, else all but those."""
+    held = [r for r in runs if r.environment == HELD_OUT]
+    whole = len({r.scenario for r in held}) == len(scenarios())
+    return held if whole else [r for r in runs if r.environment != HELD_OUT]
 
 
 def _of(runs: Iterable[Judged], way: str, env: str | None = None) -> list[Judged]:
@@ -104,13 +112,10 @@ def _seeds(seeds: set[int]) -> str:
 
 
 def _targets(runs: Sequence[Judged]) -> str:
-    """A line for each target, on the held-out environment."""
+    """A line for each target, on the held-out environment once it was run."""
     held = _held(runs)
-    where = (
-        f"On `{HELD_OUT}`"
-        if held and held[0].environment == HELD_OUT
-        else "Not run on the held-out environment; on all"
-    )
+    whole = bool(held) and held[0].environment == HELD_OUT
+    where = f"On `{HELD_OUT}`" if whole else f"Not every scenario was run in `{HELD_OUT}` yet; on the others"
     lines = [line for way in WAYS for rate in RATES if (line := _target(rate, way, _of(held, way)))]
     return f"{where}:\n\n" + "\n".join(lines) + "\n"
 

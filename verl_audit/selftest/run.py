@@ -60,24 +60,25 @@ def cases(names: Sequence[str], envs: Sequence[str], seeds: int, ways: Sequence[
 def judged(todo: Sequence[Case], workers: int | None = None) -> Iterator[Judged]:
     """Simulate and judge, in the order in which the runs finish; the runs are removed at once.
 
-    `workers`: processes, by default one for each processor; 1 runs in this process.
+    `workers`: processes, by default one for each processor. Even one is a process of its own, with one thread of
+    linear algebra, so that a run is the same however many there are.
     """
-    count = min(workers or os.cpu_count() or 1, len(todo))
-    with TemporaryDirectory(prefix="verl-audit-selftest-") as made:
-        folder, wanted = Path(made), sorted({case.baseline for case in todo if any("baseline" in w for w in case.ways)})
-        if count <= 1:
-            for which in wanted:
-                make_baseline(which, folder)
-            for case in todo:
-                yield from judge(case, folder)
-            return
-        for name in THREADS:
-            os.environ.setdefault(name, "1")  # for the workers: small matrices, and the processors are taken
-        with ProcessPoolExecutor(count, get_context("spawn")) as pool:
-            for done in [pool.submit(make_baseline, which, folder) for which in wanted]:
-                done.result()
-            for found in as_completed([pool.submit(judge, case, folder) for case in todo]):
+    for name in THREADS:
+        os.environ.setdefault(name, "1")
+    wanted = sorted({case.baseline for case in todo if any(way.endswith("+baseline") for way in case.ways)})
+    count = min(workers or os.cpu_count() or 1, max(len(todo), 1))
+    with (
+        TemporaryDirectory(prefix="verl-audit-selftest-") as made,
+        ProcessPoolExecutor(count, get_context("spawn")) as pool,
+    ):
+        for ready in [pool.submit(make_baseline, which, Path(made)) for which in wanted]:
+            ready.result()
+        waiting = [pool.submit(judge, case, Path(made)) for case in todo]
+        try:
+            for found in as_completed(waiting):
                 yield from found.result()
+        finally:  # interrupted: what has not begun is not begun
+            pool.shutdown(cancel_futures=True)
 
 
 def make_baseline(which: tuple[str, str, int], folder: Path) -> None:

@@ -142,7 +142,8 @@ def amiss(runs: Iterable[Judged]) -> Iterator[str]:
 
 def told(run: Judged) -> str:
     """Which run, what is true of it and what was answered."""
-    true = " and ".join(sorted(run.truth.causes)) or run.truth.other or "nothing slows it"
+    present = f"{' and '.join(sorted(run.truth.at_work))} at work" if run.truth.at_work else "nothing slows it"
+    true = " and ".join(sorted(run.truth.causes)) or run.truth.other or present
     speed = "" if run.truth.speed is None else f", true speed {run.truth.speed:.2f}"
     said = [run.answer.outcome, " and ".join(run.answer.causes), run.answer.other or ""]
     risks = f"; risks {', '.join(run.answer.risks)}" if run.answer.risks else ""
