@@ -149,11 +149,11 @@ def test_the_contract_holds_everywhere(gone: set[str], fired: set[Cause], damage
 # -- weighing against each other --------------------------------------------------------------------------------
 
 
-def test_the_larger_damage_is_the_cause_and_a_fifth_of_the_sum_contributes() -> None:
+def test_the_larger_damage_is_the_cause_and_a_tenth_of_the_sum_contributes() -> None:
     over = {**LARGE["mismatch"], **LARGE["eviction"]}
     judged = judge(over)
     assert (judged["mismatch"].status, judged["eviction"].status) == ("implicated", "contributing")
-    judged = judge({**over, "damage_mismatch": 0.018, "damage_eviction": 0.6})
+    judged = judge({**over, "damage_mismatch": 0.018, "damage_eviction": 1.2})
     assert (judged["eviction"].status, judged["mismatch"].status) == ("implicated", "cannot_tell")
     assert judged["mismatch"].risk
 

@@ -21,8 +21,8 @@ D0: Mapping[Cause, float] = {"mismatch": 0.015, "staleness": 0.03, "eviction": 0
 """Damage at which the evidence for a cause is even, share of the training signal (method note 4.2)."""
 EVIDENCE = 0.6
 """Evidence from which a damage explains a slowdown; reached at 1.18 D0."""
-CONTRIBUTES = 0.2
-"""Share of the summed damage from which a second cause is named."""
+CONTRIBUTES = 0.1
+"""Share of the summed damage, in units of even evidence, from which a second cause is named."""
 FEW_STEPS = 10
 """Training steps below which nothing is said about a run but that it is short."""
 FEW_LAG0 = 8
@@ -256,7 +256,7 @@ def _decimals(phrase: str) -> list[str]:
 
 
 def _rank(judged: dict[Cause, Judgement], total: float) -> dict[Cause, Judgement]:
-    """The largest damage stays implicated; another is contributing from a fifth of the sum, else a risk.
+    """The largest damage stays implicated; another is contributing from a tenth of the sum, else a risk.
 
     Damages are compared in units of their even evidence: 5 % of the signal lost to mismatch slows a run as much as 33 %
     lost to selection.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from verl_audit.measure.cohorts import Cohorts, cohorts, evicted_recorded, leave_out, outstanding
@@ -15,7 +16,7 @@ from verl_audit.measure.decompose.damage import Damage, damage
 from verl_audit.measure.decompose.identity import Identity, gap_end, identify
 from verl_audit.measure.decompose.per_lag import LagRow, per_lag
 from verl_audit.measure.decompose.shapley import Split, shapley
-from verl_audit.measure.decompose.tables import Refused
+from verl_audit.measure.decompose.tables import Refused, numbers
 from verl_audit.measure.decompose.tails import Tails, disagreement, tails
 from verl_audit.measure.eviction import ADMISSIBLE
 from verl_audit.measure.ipw import GeneratedReward, generated_reward
@@ -75,6 +76,8 @@ class Tokens:
     growth: Growth | Refused
     tails: Tails | Refused
     damage: Damage | Refused
+    later_over_first: float | None
+    """Mean squared log-ratio after the first step over that of the first step."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,26 @@ def _tokens(
     )
     rows = per_lag(cells, strata, updates_per_version=k)
     parts = {} if isinstance(splits, Refused) else splits
-    return Tokens(identify(sets), rows, parts, bracket, grown, tail, lost)
+    return Tokens(identify(sets), rows, parts, bracket, grown, tail, lost, _later_over_first(cells))
+
+
+FIRST_TOKENS = 300
+"""Fewest tokens of the first step from which its level is read (20 % error of a mean square)."""
+
+
+def _later_over_first(cells: pa.Table) -> float | None:
+    """The first step is sampled from the initial weights by every replica, so its gap is that of the numerics alone."""
+    step, n, square = (numbers(cells, name) for name in ("step", "n", "sq_sum"))
+    first = step == np.nanmin(step) if np.isfinite(step).any() else np.zeros(len(step), dtype=bool)
+    early, late = float(n[first].sum()), float(n[~first].sum())
+    if early < FIRST_TOKENS or late < FIRST_TOKENS:
+        return None
+    level = max(float(square[first].sum()) / early, TINY)
+    return float(square[~first].sum()) / late / level
+
+
+TINY = 1e-8
+"""nats^2; a gap of 1e-4 nats, below what bf16 pairs show, counts as none."""
 
 
 PARTS = ("cells", "strata", "subsets", "histogram")
@@ -295,6 +317,7 @@ def _token_measures(found: Tokens) -> Iterator[Measure]:
     if isinstance(found.tails, Tails):
         yield from _tail_measures(found.tails)
     yield from _damages(found.damage)
+    yield Measure("gap_after_first_step", found.later_over_first)
     words = disagreement(found.splits)
     yield (
         Measure("gauges_name_different_causes", bool(words))
