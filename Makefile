@@ -4,11 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FIXTURES := fixtures/real
+SIMULATED := fixtures/simulated
 
 .PHONY: demo test test-verl lint docs browser plotly fixtures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/verl-audit diagnose $(FIXTURES)/async_drop_bias --baseline $(FIXTURES)/sync_baseline
+	@echo; echo "--- and a simulated run whose true cause is known (fixtures/README.md)"; echo
+	$(BIN)/verl-audit diagnose $(SIMULATED)/stale_bypass --baseline $(SIMULATED)/sync_bypass_baseline
 
 test: lint
 	$(BIN)/python -m pytest
@@ -57,8 +60,10 @@ plotly:
 
 # Copies the fixtures again from a folder that holds real_runs/ and public_logs/.
 SHARED ?= ../shared
-fixtures:
+fixtures: $(VENV)/.dev
 	@if [ -d $(SHARED)/real_runs ]; then $(PYTHON) fixtures/make_real.py $(SHARED); else echo "$(SHARED)/real_runs is not there: nothing to do"; fi
+
+	$(BIN)/python fixtures/make_simulated.py
 
 clean:
 	rm -rf $(VENV) $(VERL_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from verl_audit import NothingToJudge, audit
 from verl_audit.cli import main
+from verl_audit.reference import scenario
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(p.parent for p in (ROOT / "fixtures").rglob("expected.json"))
@@ -102,3 +103,11 @@ def test_nonfinite_edge_cases_of_the_probe_are_kept_as_such() -> None:
     kinds = dict(found.sql("SELECT kind, count(*) FROM metrics WHERE step >= 11 GROUP BY kind"))
     assert set(kinds) - {"finite"}
     assert found.sql("SELECT count(*) FROM metrics WHERE step < 11 AND kind <> 'finite'") == [(0,)]
+
+
+@pytest.mark.parametrize("folder", [f for f in FIXTURES if f.parent.name == "simulated"], ids=lambda p: p.name)
+def test_what_is_expected_of_a_simulated_run_was_at_work(folder: Path) -> None:
+    expected, truth = json.loads((folder / "expected.json").read_text(encoding="utf-8")), scenario(folder.name)
+    assert set(expected["causes"]) <= {*truth.causes}
+    assert set(truth.causes) <= {*expected["causes"], *expected["risks"]}
+    assert (expected["outcome"] == "other") == bool(truth.other)
