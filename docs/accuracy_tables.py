@@ -122,10 +122,12 @@ def _targets(runs: Sequence[Judged]) -> str:
 
 def _target(rate: Rate, way: str, runs: Sequence[Judged]) -> str:
     found = counted(rate, runs)
-    met = None if found.share is None else rate.met(way, found.share)
-    if met is None:
+    said = rate.judged(way, found)
+    if not said:
         return ""
-    return f"- {'met' if met else '**missed**'}, {WAY_WORDS[way]}: {rate.name}: {found.words()}; {rate.target(way)}"
+    return (
+        f"- {said.replace('missed', '**missed**')}; {WAY_WORDS[way]}: {rate.name}: {found.words()}; {rate.target(way)}"
+    )
 
 
 def _tables(runs: Sequence[Judged], table: Table) -> Iterator[str]:

@@ -70,7 +70,8 @@ def compare(
     Raises `NothingToJudge` when one of them holds nothing that can be used, and `AuditError` on bad usage.
     """
     if not 2 <= len(paths) <= MOST_RUNS:
-        raise AuditError(f"{len(paths)} runs were given: a comparison takes 2 to {MOST_RUNS}")
+        given = "1 run was" if len(paths) == 1 else f"{len(paths)} runs were"
+        raise AuditError(f"{given} given: a comparison takes 2 to {MOST_RUNS}")
     settings = settings or Settings()
     root, run = dir_and_run(paths[0])
     loaded = load_all(root, paths[1:], run=run, facts=settings.facts, progress=progress, compared=True)

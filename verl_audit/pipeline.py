@@ -200,7 +200,8 @@ def _nothing_found(source: Source) -> str:
     lines = "\n".join([*looked, *([f"  and {more} more"] if more > 0 else [])]) or "  it is empty"
     return (
         f"{source.root} holds no metrics or logs that verl-audit can read. Looked at:\n{lines}\n"
-        "Expected: a verl console log, a verl `file` logger JSONL, a .wandb file, TensorBoard event files."
+        "Expected: console logs, JSONL rows, .wandb files or exports, TensorBoard event files, MLflow, trackio, "
+        "SwanLab or ClearML stores, trainer states, or traces; the README lists them."
     )
 
 

@@ -42,6 +42,8 @@ ones 22 (method note 8)."""
 EVEN_LENGTH = 0.05
 """ln length ratio within which trained and generated are alike: random eviction of 20 % stays within it in more than
 99 of 100 draws at 50 groups (benchmarks/eviction.py)."""
+LONG_SYNC = 0.1
+"""Share of the time that syncs may take; above it a rule reports it."""
 DELIVERED = 0.9
 """Versions sampled with per version trained, from which weights are taken to arrive (0.98 to 1.0 in real runs)."""
 GROWTH = 1.5
@@ -139,6 +141,7 @@ def _judge(
     if cause == "staleness" and any(f.rule == UNSPLIT_RULE and f.status == "fired" for f in findings):
         clearing, missing = _unless_unsplit(measures, clearing, missing)
     short = steps_at_least(measures) < FEW_STEPS
+    missing = _lacking(measures, missing)
     level = _level(cause, measures, fired)
     base = Judgement("cannot_tell", bool(fired) or strong, damage, level, "", missing, tuple(f.rule for f in fired))
     if symptom.state == "slower" and strong:
@@ -157,6 +160,21 @@ def _level(cause: Cause, measures: Mapping[str, Measure], fired: Sequence[Findin
     damage = measures.get(f"damage_{cause}")
     traced = any(f.level == "traces" for f in fired) or (damage is not None and damage.level == "traces")
     return "traces" if traced else "metrics"
+
+
+TRACED: Mapping[str, str] = {
+    LAG0_GAP: "gap_logp_lag0",
+    "gap_prob_mean": "gap_logp_mean",
+    "replica_versions": "trace_replicas_behind",
+    "evicted_lengths": "trace_kept_length_shift",
+}
+"""Signal to the measure by which traces show that they hold it."""
+
+
+def _lacking(measures: Mapping[str, Measure], missing: tuple[str, ...]) -> tuple[str, ...]:
+    """What is missing, less what the traces hold: a measure that decided nothing was recorded all the same."""
+    held = {name for name, m in TRACED.items() if measures[m].level == "traces" and measures[m].value is not None}
+    return tuple(name for name in missing if name not in held)
 
 
 def _too_fresh(measures: Mapping[str, Measure]) -> bool:
@@ -276,6 +294,8 @@ def _open_without_climb(measures: Mapping[str, Measure]) -> str:
     share, delivered = _value(measures, "sync_share"), _delivered(measures)
     seen = [f"syncs take {share:.1%} of the time" if share is not None else "", _flat(measures), delivered]
     words = ", ".join(w for w in seen if w)
+    if share is not None and share > LONG_SYNC:
+        return f"{words}: it costs hours; whether every sync arrived is not shown" if not delivered else f"{words}"
     growth = _growth(measures)
     if growth is not None and growth > GROWTH:
         return f"the rollout/trainer gap ends at {growth:.2f} times its early level"
@@ -339,7 +359,7 @@ def _bounded_by_traces(measures: Mapping[str, Measure], cause: Cause) -> str:
 
 
 def _tokens(n: int | None) -> str:
-    return f"{n or 0:,} traced tokens".replace(",", " ")
+    return f"{n or 0:,} traced tokens"
 
 
 def _clear_at_lag0(measures: Mapping[str, Measure], gauge: str) -> tuple[str, tuple[str, ...]]:
@@ -447,7 +467,7 @@ def _count(measures: Mapping[str, Measure], name: str) -> str:
 def _clear_sync(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ...]]:
     share, delivered = _value(measures, "sync_share"), _delivered(measures)
     follows = _overlap_free(measures) or _flat(measures)
-    if share is not None and share <= 0.1 and follows and delivered:
+    if share is not None and share <= LONG_SYNC and follows and delivered:
         words = [f"syncs take {share:.1%} of the time", "" if _overlap_free(measures) else _flat(measures), delivered]
         return ", ".join(w for w in words if w), ()
     missing = [*_wants(measures, "sync_share")] if share is None else []

@@ -101,7 +101,7 @@ def _fact(run: RunData, name: str) -> Entry:
 def _lag0_gap(run: RunData) -> Entry:
     """The gap at lag 0: no key of its own, but the gap in steps whose largest lag is 0."""
     points = len(at_lag0(run, run.get(*GAPS)))
-    record = "per-trajectory traces, or 20 steps with trainer.v1.trainer_mode=sync and the same rollout engine"
+    record = "traces with log-probs, or 20 steps with trainer.v1.trainer_mode=sync and the same rollout engine"
     if points >= FEW_LAG0:
         return Entry(LAG0_GAP, "derivable", f"from the gap and the lag, {points} points", record)
     return Entry(LAG0_GAP, "missing", f"steps with a gap at lag 0: {points}", record)

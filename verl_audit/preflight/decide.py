@@ -19,6 +19,7 @@ from verl_audit.ingest.adapters import load_adapters, map_keys, setting_for
 from verl_audit.ingest.detect import RECORDER, detect, plain
 from verl_audit.measure.model import Scalar
 from verl_audit.measure.run import RunData, Series
+from verl_audit.measure.speed import MIN_VALIDATION
 from verl_audit.preflight.configuration import configuration
 from verl_audit.preflight.predict import Prediction, predict
 from verl_audit.settings import Settings
@@ -141,7 +142,9 @@ def expected_keys(facts: Mapping[str, Scalar | None]) -> list[str]:
     """Keys that verl will log under these facts, of those that coverage asks for."""
     text = files("verl_audit.preflight").joinpath("expected.toml").read_text(encoding="utf-8")
     frequency = facts.get("test_freq")
-    known = {**facts, "validates": isinstance(frequency, float) and frequency > 0}
+    steps = facts.get("total_steps")
+    often = isinstance(frequency, float) and (not isinstance(steps, float) or MIN_VALIDATION * frequency <= steps)
+    known = {**facts, "validates": often and isinstance(frequency, float) and frequency > 0}
     return [
         name
         for group in tomllib.loads(text)["keys"]

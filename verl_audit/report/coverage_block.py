@@ -42,10 +42,12 @@ def keys_read(keys: Mapping[str, int]) -> str:
 def _show_gaps(page: Page, document: Document, told: Sequence[str]) -> None:
     """Missing signals with the same reason and setting on one line, each with the causes that need it.
 
-    Those that the first screen has `told` already are left out.
+    Those that the first screen has `told` already are left out, and those of a cause that is cleared without them.
     """
     grouped: dict[str, dict[str, list[str]]] = {}
     for cause, entries in document["coverage"]["causes"].items():
+        if document["causes"].get(cause, {}).get("status") == "cleared":
+            continue
         for e in entries:
             if e["standing"] == "missing" and e["signal"] not in told:
                 grouped.setdefault(gap_advice(e), {}).setdefault(e["signal"], []).append(clean(cause))

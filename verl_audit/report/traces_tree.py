@@ -9,6 +9,7 @@ from typing import Any
 from verl_audit.measure.decompose.bracket import Bracket
 from verl_audit.measure.decompose.per_lag import LagRow
 from verl_audit.measure.decompose.shapley import Split
+from verl_audit.measure.decompose.tables import Refused
 from verl_audit.measure.ledger import Ledger, Line
 from verl_audit.measure.model import Measure
 from verl_audit.measure.reasons import ReasonPart
@@ -34,6 +35,7 @@ def tree(traced: Traced) -> dict[str, Any]:
         "per_lag": [_lag(row) for row in traced.tokens.lags[:MAX_LAGS]] if traced.tokens else [],
         "lags_left_out": max(0, len(traced.tokens.lags) - MAX_LAGS) if traced.tokens else 0,
         "shares": _shares(traced.tokens),
+        "share_refused": _refused(traced.tokens),
         "replicas": [_replica(r) for r in traced.replicas.each],
     }
 
@@ -140,6 +142,11 @@ def _shares(tokens: Tokens | None) -> list[dict[str, Any]]:
         return []
     exact = [_split(short, tokens.splits[name]) for name, short in GAUGES.items() if name in tokens.splits]
     return [*exact, *([_bracket(tokens.bracket)] if isinstance(tokens.bracket, Bracket) else [])]
+
+
+def _refused(tokens: Tokens | None) -> str | None:
+    """Why the mismatch share is not bracketed; null where it is, or where parts are told apart."""
+    return tokens.bracket.reason if tokens is not None and isinstance(tokens.bracket, Refused) else None
 
 
 def _split(quantity: str, split: Split) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _per_lag(page: Page, traces: Tree) -> None:
     table(page, [_at_lag(r) for r in rows[:MAX_LAGS]], names, 2)
     left = len(rows) - MAX_LAGS + traces["lags_left_out"]
     if left > 0:
-        page.para(f"and {count(left, 'lag')} more (--json gives them)", 2)
+        page.para(f"and {count(left, 'lag')} more (`verl-audit sql` on token_cells gives them)", 2)
 
 
 def _at_lag(row: Tree) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def _shares(page: Page, traces: Tree, document: Document) -> None:
     if rows:
         table(page, rows, ("of", "mismatch", "95 %", "staleness", "update", "how"), 2)
     else:
-        page.para(document["measures"]["mismatch_share"]["missing"] or "No share can be told.", 2)
+        page.para(f"No share can be told{': ' + clean(why) if (why := traces['share_refused']) else ''}.", 2)
     wants = traces["identity"]["wants"]
     if wants:
         page.para(f"To tell the rest: {listed(wants, 4)}.", 2, hang=2)

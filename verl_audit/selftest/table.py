@@ -37,6 +37,14 @@ class Rate:
             return share <= self.at_most
         return share >= self.at_least[way] if self.at_least and way in self.at_least else None
 
+    def judged(self, way: str, found: Count) -> str:
+        """`met`, `missed`, or `met so far` where more runs could still miss it; "" without a target."""
+        met = None if found.share is None else self.met(way, found.share)
+        if met is None:
+            return ""
+        sure = met and all(self.met(way, end) for end in found.interval)
+        return "met" if sure else "met so far, too few runs to be sure" if met else "missed"
+
 
 @dataclass(frozen=True)
 class Count:
@@ -175,6 +183,6 @@ def _rate_lines(way: str, runs: Sequence[Judged]) -> Iterator[str]:
     for rate in RATES:
         found = counted(rate, runs)
         if found.share is not None:
-            met = {True: " met", False: " MISSED", None: ""}[rate.met(way, found.share)]
-            target = f"; {rate.target(way)}:{met}" if met else ""
+            said = rate.judged(way, found)
+            target = f"; {rate.target(way)}: {said.replace('missed', 'MISSED')}" if said else ""
             yield f"  {rate.name}: {found.words()}{target}"
