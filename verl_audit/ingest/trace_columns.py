@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from verl_audit.ingest.model import Parsed
-from verl_audit.trace.schema import BLOB, LOG_PROBS, Column
+from verl_audit.trace.schema import BLOB, LOG_PROBS, Column, width
 
 
 def conform(part: pa.Table, columns: tuple[Column, ...], scalars: Parsed, tokens: Parsed) -> pa.Table:
@@ -121,13 +121,13 @@ def _integers(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, int] | None
         return None
     if pa.types.is_float16(have):
         array = array.cast(pa.float32())
-    limits = np.iinfo(kind.to_pandas_dtype())
+    limits = np.iinfo(width(kind))
     values = array.fill_null(0).to_numpy(zero_copy_only=False)
     fits = (values >= limits.min) & (values <= limits.max)
     if values.dtype.kind == "f":
         fits &= np.floor(values) == values
     missing = array.is_null().to_numpy(zero_copy_only=False)
-    made = pa.array(np.where(fits, values, 0).astype(kind.to_pandas_dtype()), kind, mask=missing | ~fits)
+    made = pa.array(np.where(fits, values, 0).astype(width(kind)), kind, mask=missing | ~fits)
     return made, int((~fits & ~missing).sum())
 
 

@@ -170,6 +170,16 @@ BUFFER: tuple[Column, ...] = (
 COLUMNS: Mapping[Table, tuple[Column, ...]] = {"trajectories": TRAJECTORIES, "syncs": SYNCS, "buffer": BUFFER}
 
 
+def width(kind: pa.DataType) -> str:
+    """Name of the numpy dtype of a number; pyarrow's own way needs pandas in older releases.
+
+    Raises `TypeError` for a type that is no number.
+    """
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise TypeError(f"{kind} is no number")
+    return {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
+
+
 def schema(
     table: Table = "trajectories",
     *,

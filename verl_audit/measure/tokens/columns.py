@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from verl_audit.measure.tokens.spec import UNKNOWN
-from verl_audit.trace.schema import BLOB
+from verl_audit.trace.schema import BLOB, width
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -41,7 +41,7 @@ def numbers(array: pa.Array) -> NDArray[Any]:
     if pa.types.is_boolean(array.type):
         bits = np.frombuffer(array.buffers()[1] or b"", np.uint8)
         return np.unpackbits(bits, bitorder="little", count=array.offset + len(array))[array.offset :]
-    kind = np.dtype(array.type.to_pandas_dtype())
+    kind = np.dtype(width(array.type))
     buffer = array.buffers()[1]
     if buffer is None or not len(array):
         return np.zeros(len(array), kind)
