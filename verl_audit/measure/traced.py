@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from verl_audit.measure.cohorts import Cohorts, cohorts, evicted_recorded, leave_out, outstanding
-from verl_audit.measure.decompose.bracket import Bracket, Growth, growth, mismatch_bracket
+from verl_audit.measure.decompose.bracket import Bracket, Growth, growth, mismatch_bracket, verdict_of
 from verl_audit.measure.decompose.damage import Damage, damage
 from verl_audit.measure.decompose.identity import Identity, gap_end, identify
 from verl_audit.measure.decompose.per_lag import LagRow, per_lag
@@ -113,9 +113,9 @@ def read(
     """
     data = read_rows(con, run)
     groups = group_up(data)
-    rows = sum(groups.rows.astype(int).tolist()) if len(groups.rows) else 0
     if not len(groups.rows):
         return None
+    rows = int(groups.rows.sum())
     where = cohorts(groups, outstanding=outstanding(con, run), evicted_recorded=evicted_recorded(con, run))
     book = ledger(data, groups, expected=Expected(group_size=_group_size(facts)), depth=read_depth(con, run))
     lags, engines, arrived = lag_kinds(con, run), replicas(con, run), delivery(con, run)
@@ -223,7 +223,7 @@ def _tokens(
 ) -> Tokens | None:
     cells, strata, subsets, histogram = (_table(con, f"token_{name}", run) for name in PARTS)
     sets = _sets(con, run)
-    if cells is None or strata is None or subsets is None or histogram is None or not len(cells) or len(sets) < 2:
+    if not len(cells) or len(sets) < 2:
         return None
     end, k = gap_end(sets), _updates(con, run, facts)
     tail = tails(cells, histogram)
@@ -235,10 +235,9 @@ def _tokens(
         bracket = mismatch_bracket(strata, later=end, trajectories=count, updates_per_version=k, heavy_tailed=heavy)
         grown = growth(strata, later=end, updates_per_version=k)
     splits = shapley(subsets)
-    mode = "bypass" if facts.get("log_prob_mode") == "bypass" else "decoupled"
     lost = damage(
         subsets,
-        mode="bypass" if mode == "bypass" else "decoupled",
+        mode="bypass" if facts.get("log_prob_mode") == "bypass" else "decoupled",
         bracket=bracket,
         tails=None if isinstance(tail, Refused) else tail,
         baseline_loss=floor,
@@ -271,10 +270,7 @@ TINY = 1e-8
 PARTS = ("cells", "strata", "subsets", "histogram")
 
 
-def _table(con: duckdb.DuckDBPyConnection, name: str, run: str) -> pa.Table | None:
-    there = con.execute("SELECT count(*) FROM duckdb_tables() WHERE table_name = ?", [name]).fetchone()
-    if there is None or not there[0]:
-        return None
+def _table(con: duckdb.DuckDBPyConnection, name: str, run: str) -> pa.Table:
     rows = con.cursor().sql(f"SELECT * EXCLUDE (run) FROM {name} WHERE run = ? ORDER BY ALL", params=[run])
     return rows.to_arrow_table()
 
@@ -344,17 +340,13 @@ def _share_of_mismatch(found: Tokens) -> Iterator[Measure]:
     if exact and part is not None and part.share is not None:
         yield _estimated("mismatch_share", part.share)
         value, low, high = part.share.value, part.share.low, part.share.high
-        yield Measure("mismatch_share_verdict", _words(low, high) if math.isfinite(value) else None)
+        yield Measure("mismatch_share_verdict", verdict_of(low, high) if math.isfinite(value) else None)
     elif isinstance(found.bracket, Bracket):
         b = found.bracket
         yield Measure("mismatch_share", b.value, "", b.low, b.high, b.trajectories)
         yield Measure("mismatch_share_verdict", b.verdict)
     else:
         yield Measure("mismatch_share", None, missing=found.bracket.reason)
-
-
-def _words(low: float, high: float) -> str:
-    return "mismatch dominates" if low > 0.6 else "staleness dominates" if high < 0.35 else "mixed"
 
 
 def _split_measures(splits: Mapping[str, Split]) -> Iterator[Measure]:

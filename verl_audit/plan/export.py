@@ -16,6 +16,7 @@ from verl_audit.errors import AuditError
 from verl_audit.plan.search import Choice, Plan
 from verl_audit.plan.split import TERMS
 from verl_audit.plan.trials import trials
+from verl_audit.report.targets import head
 
 SCHEMA_VERSION = "1"
 COLUMNS = (
@@ -33,14 +34,7 @@ HEADS = {
 
 def check_target(target: Path, kind: str) -> None:
     """Refuse to write over a file that an earlier plan did not write; a device such as /dev/null takes anything."""
-    if not target.is_file():
-        return
-    try:
-        with target.open("rb") as stream:
-            head = stream.read(len(HEADS[kind]))
-    except OSError as error:
-        raise AuditError(f"{target}: {error.strerror or error}") from None
-    if head != HEADS[kind]:
+    if target.is_file() and not head(target).startswith(HEADS[kind]):
         raise AuditError(f"{target}: it exists and no earlier plan wrote it; give another name or remove it")
 
 

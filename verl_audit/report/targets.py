@@ -29,26 +29,26 @@ _REPORTS: Mapping[str, tuple[str, re.Pattern[bytes]]] = {
 
 def check_json(target: Path) -> None:
     """Refuse to write over a file that is not an `audit.json`; a device such as /dev/null takes anything."""
-    if target.is_file() and not _OURS.match(_head(target)):
+    if target.is_file() and not _OURS.match(head(target)):
         raise AuditError(f"{target}: it exists and is no audit.json of verl-audit; give another name or remove it")
 
 
 def check_comparison(target: Path) -> None:
     """Refuse to write over a file that is not a kept comparison."""
-    if target.is_file() and not _COMPARISON.match(_head(target)):
+    if target.is_file() and not _COMPARISON.match(head(target)):
         raise AuditError(f"{target}: it exists and is no comparison of verl-audit; give another name or remove it")
 
 
 def check_report(target: Path, form: str) -> None:
     """Refuse to write a report over a file that is not one of the same form."""
     name, begins = _REPORTS[form]
-    if target.is_file() and not begins.match(_head(target)):
+    if target.is_file() and not begins.match(head(target)):
         raise AuditError(f"{target}: it exists and is no {name} of verl-audit; give another name or remove it")
 
 
 def is_document(path: Path) -> bool:
     """Whether a file is an `audit.json` that `--json` wrote."""
-    return path.is_file() and _OURS.match(_head(path)) is not None
+    return path.is_file() and _OURS.match(head(path)) is not None
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def check_db(target: Path) -> None:
 
 def is_store(path: Path) -> bool:
     """Whether a file is a DuckDB store that `--db` wrote."""
-    if not path.is_file() or _head(path)[8:12] != _DUCKDB:
+    if not path.is_file() or head(path)[8:12] != _DUCKDB:
         return False
     try:
         with open_kept(path) as con:
@@ -95,7 +95,8 @@ def open_kept(path: Path) -> duckdb.DuckDBPyConnection:
     )
 
 
-def _head(path: Path) -> bytes:
+def head(path: Path) -> bytes:
+    """The first bytes of a file; `AuditError` when it cannot be read."""
     try:
         with path.open("rb") as stream:
             return stream.read(512)

@@ -297,7 +297,7 @@ def _bracket(rows: _Strata, trajectories: int, values: int, baseline: float) -> 
         exponents=tuple(e for e, keep in zip(EXPONENTS, kept, strict=True) if keep),
         sampling_low=down,
         sampling_high=up,
-        verdict=_verdict(bound_low, bound_high),
+        verdict=verdict_of(bound_low, bound_high),
         second=_second(rows),
         tokens=int(rows.n.sum()),
         trajectories=trajectories,
@@ -330,7 +330,8 @@ def _kept(explained: Array, drawn: Array) -> NDArray[np.bool_]:
     return found
 
 
-def _verdict(low: float, high: float) -> Verdict:
+def verdict_of(low: float, high: float) -> Verdict:
+    """What the bounds of a mismatch share decide."""
     if low > DOMINATES:
         return "mismatch dominates"
     return "staleness dominates" if high < MINOR else "mixed"
