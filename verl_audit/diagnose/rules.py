@@ -126,6 +126,10 @@ OPTIONAL = (
 )
 
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The same language nine times as fast, where PyYAML was built with libyaml."""
+
+
 def builtin_dir() -> Path:
     """Folder of the rules shipped with the package."""
     return Path(str(files("verl_audit.rules")))
@@ -157,7 +161,7 @@ def _yaml_files(paths: Iterable[Path]) -> list[Path]:
 def load_file(file: Path) -> Rule:
     """One rule from its YAML file."""
     try:
-        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+        raw = yaml.load(file.read_text(encoding="utf-8"), _LOADER)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise RuleError(f"{file}: not readable as YAML: {error}") from None
     if not isinstance(raw, dict):
