@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from verl_audit.measure.divergence import Divergence, first_divergence
 from verl_audit.measure.eviction import ledger
 from verl_audit.measure.intervention import Change, changed
 from verl_audit.measure.model import Measure
+from verl_audit.measure.recipe import canonical, differences
 from verl_audit.measure.run import RunData, Series
 from verl_audit.measure.run import load as load_run_data
 from verl_audit.measure.series import CLOCKS, on_clock, reward_lines, rewards, side_by_side, signal_of
@@ -82,18 +82,19 @@ def compare(
 def _judged(loaded: Loaded, rules: RuleSet, settings: Settings) -> list[Judged]:
     inputs = (loaded.run, *loaded.baselines)
     data = [load_run_data(loaded.store, i.run, plain(i.facts)) for i in inputs]
+    configs = [{key: value for key, (value, _) in given.config.items()} for given in inputs]
     made = []
     for i, (given, run) in enumerate(zip(inputs, data, strict=True)):
         stopped = errors(loaded.events[given.run])
-        differences, rewritten = (count(loaded.store, t, given.run) for t in ("differences", "rewritten"))
+        apart, rewritten = (count(loaded.store, t, given.run) for t in ("differences", "rewritten"))
         died = not len(run.train_steps) and bool(stopped)
-        context = Context(died, differences, rewritten, settings.run_sd, settings.switch_step)
+        recipe = differences(configs[i], configs[:1]) if i else None
+        context = Context(died, apart, rewritten, settings.run_sd, settings.switch_step, recipe)
         measures, found = compute(run, data[:1] if i else [], context)
         fired = rules.evaluate(measures)
         error = stopped[-1]["exception"] if stopped else ""
         verdict = decide(weigh(measures, fired, found), fired, found, measures, error=error)
-        config = {key: value for key, (value, _) in given.config.items()}
-        made.append(Judged(given.run, run, measures, found, verdict, config))
+        made.append(Judged(given.run, run, measures, found, verdict, configs[i]))
     return made
 
 
@@ -183,15 +184,7 @@ def _facts(run: Judged) -> dict[str, str]:
 
 def _alike(values: Sequence[str | None]) -> bool:
     """Whether all are one value, numbers compared as numbers."""
-    return len({_canonical(v) for v in values}) == 1
-
-
-def _canonical(value: str | None) -> str | float | None:
-    try:
-        number = float(value) if value is not None else math.nan
-    except ValueError:
-        return value
-    return number if math.isfinite(number) else value
+    return len({None if v is None else canonical(v) for v in values}) == 1
 
 
 # -- learning --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from verl_audit.ingest.trace_source import TraceSource
 from verl_audit.measure.compute import Context, compute
 from verl_audit.measure.lag import on_policy_loss
 from verl_audit.measure.model import Scalar
+from verl_audit.measure.recipe import differences
 from verl_audit.measure.run import load as load_run_data
 from verl_audit.measure.series import draw
 from verl_audit.measure.tokens.engines import Engine, shards
@@ -403,8 +404,9 @@ def audit(
     stopped = errors(loaded.events[loaded.run.run])
     died = not len(data[0].train_steps) and bool(stopped)
     _require_something(loaded, died=died)
-    differences, rewritten = (count(loaded.store, t, loaded.run.run) for t in ("differences", "rewritten"))
-    context = Context(died, differences, rewritten, settings.run_sd, settings.switch_step)
+    apart, rewritten = (count(loaded.store, t, loaded.run.run) for t in ("differences", "rewritten"))
+    recipe = differences(_values(loaded.run), [_values(base) for base in loaded.baselines])
+    context = Context(died, apart, rewritten, settings.run_sd, settings.switch_step, recipe)
     traced = read_traces(loaded.store, loaded.run.run, data[0].facts, on_policy_loss(data[1:]))
     measures, symptom = compute(data[0], data[1:], context, traced)
     findings = rules.evaluate(measures)
@@ -432,6 +434,11 @@ def audit(
         command=_command(Path(path), run, baselines, settings),
     )
     return Audit(build(outcome, loaded.store), loaded.store, loaded.reading)
+
+
+def _values(run: RunInput) -> dict[str, str]:
+    """Its configuration without where each value stands."""
+    return {key: value for key, (value, _) in run.config.items()}
 
 
 def _command(path: Path, run: str | None, baselines: Sequence[str | Path], settings: Settings) -> tuple[str, ...]:

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.diagnose.judged import FASTER, SOUND, SYMPTOMS, finding, measures
+from tests.diagnose.judged import FASTER, SOUND, SYMPTOMS, finding, measures, speed
 from verl_audit.diagnose.causes import D0, EVIDENCE, UNSPLIT_RULE, Judgement, evidence, weigh
 from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, Cause
+from verl_audit.diagnose.verdict import decide
 from verl_audit.measure.model import Measure
 from verl_audit.measure.speed import Symptom
 
 LARGE: Mapping[Cause, Mapping[str, Any]] = {
     "mismatch": {"damage_mismatch": 0.1, "gap_prob_lag0": 0.05},
-    "staleness": {"damage_staleness": 0.1},
+    "staleness": {"damage_staleness": 0.1, "lag_updates": 20.0},
     "eviction": {"damage_eviction": 0.3, "evicted_share": 0.4},
     "sync": {"off_policy_loss": 0.2, "sync_share": 0.3},
 }
@@ -362,3 +363,101 @@ def test_sync_is_not_cleared_by_a_slope_nobody_could_measure() -> None:
 def test_a_short_run_is_cleared_of_nothing(steps: float | None) -> None:
     for cause, judged in judge({"steps_logged": steps, "is_async": False, "lag_oldest_max": 0.0}).items():
         assert judged.status == "cannot_tell", cause
+
+
+# -- the only cause left ----------------------------------------------------------------------------------------
+
+LEFT: Mapping[str, Any] = {"recipe_differences": 0.0, "damage_mismatch": 0.01, "gap_prob_lag0": 0.03}
+"""A gap at lag 0 whose damage is less than evidence, all else sound, and the baseline's recipe."""
+HARD = SYMPTOMS["slower"]
+
+
+def test_the_only_mechanism_at_work_is_named_where_all_else_is_excluded() -> None:
+    judged = judge(LEFT, [finding("mismatch")], HARD)
+    assert (judged["mismatch"].status, judged["mismatch"].eliminated) == ("implicated", True)
+    assert {judged[c].status for c in CAUSES if c != "mismatch"} == {"cleared"}
+
+
+@pytest.mark.parametrize(
+    ("over", "findings", "symptom"),
+    [
+        ({"recipe_differences": 1.0}, [], HARD),
+        ({"recipe_differences": None}, [], HARD),
+        ({"sync_share": None}, [], HARD),
+        ({"damage_staleness": 0.02}, [], HARD),
+        ({}, [finding("staleness")], HARD),
+        ({}, [finding("health", "high")], HARD),
+        ({"steps_logged": 5.0}, [], HARD),
+        ({}, [], SYMPTOMS["not_shown"]),
+        ({}, [], SYMPTOMS["unclear"]),
+        ({}, [], replace(HARD, evidence="trained_reward")),
+        ({}, [], replace(HARD, per_update=speed(0.7, 0.5, 0.97))),
+    ],
+    ids=[
+        "recipe differs", "recipe unknown", "sync open", "staleness open", "two at work", "health event", "too short",
+        "no slowdown", "unclear", "trained reward", "barely slower",
+    ],
+)  # fmt: skip
+def test_nothing_is_named_by_elimination_while_anything_else_may_explain_it(
+    over: Mapping[str, Any], findings: Sequence[Finding], symptom: Symptom
+) -> None:
+    judged = judge({**LEFT, **over}, [finding("mismatch"), *findings], symptom)
+    assert all(j.status not in ("implicated", "contributing") for j in judged.values())
+
+
+def test_a_health_event_that_follows_the_cause_does_not_stand_in_the_way() -> None:
+    event = replace(finding("health", "high"), follows=("mismatch",))
+    assert judge(LEFT, [finding("mismatch"), event], HARD)["mismatch"].eliminated
+
+
+def test_a_mismatch_that_was_there_before_the_first_sync_is_named_beside_the_sync() -> None:
+    over = {"off_policy_loss": 0.2, "damage_mismatch": 0.02, "damage_staleness": 0.18}
+    broken = [finding("sync", "high")]
+    unknown = judge(over, broken)
+    assert (unknown["sync"].status, unknown["mismatch"].status) == ("implicated", "cleared")
+    both = judge({**over, "loss_first_step": 0.06}, broken)
+    assert {c for c in CAUSES if both[c].status in ("implicated", "contributing")} == {"sync", "mismatch"}
+
+
+def test_a_rule_of_thumb_alone_is_not_named_by_elimination() -> None:
+    quiet = {**LEFT, "damage_mismatch": 0.001, "gap_prob_lag0": 0.004}
+    assert not judge(quiet, [finding("eviction", rule="eviction-prompt-shift")], HARD)["eviction"].eliminated
+    assert judge(quiet, [finding("eviction", rule="eviction-truncated-at-sync")], HARD)["eviction"].eliminated
+
+
+def test_beside_a_proven_cause_even_evidence_is_enough() -> None:
+    over = {**LARGE["eviction"], "damage_mismatch": 0.0155}
+    assert judge(over, [finding("eviction"), finding("mismatch")])["mismatch"].status == "contributing"
+    assert judge({"damage_mismatch": 0.0155}, [finding("mismatch")])["mismatch"].status == "cannot_tell"
+
+
+def test_a_long_sync_costs_hours_and_does_not_keep_a_slowdown_per_update_open() -> None:
+    assert status("sync", {"sync_share": 0.3}, symptom=SYMPTOMS["slower"]) == ("cleared", False)
+    assert status("sync", {"sync_share": 0.3}, symptom=SYMPTOMS["unclear"]) == ("cannot_tell", False)
+
+
+@pytest.mark.parametrize(
+    ("over", "expected"),
+    [
+        ({"lag_updates": 20.0}, "implicated"),
+        ({"lag_updates": None, "lag_mean": 20.0}, "implicated"),
+        ({"lag_updates": None, "lag_mean": 1.8}, "cannot_tell"),
+        ({"lag_updates": None, "lag_mean": None}, "cannot_tell"),
+    ],
+)
+def test_staleness_is_named_only_where_the_samples_are_known_to_be_old(over: Mapping[str, Any], expected: str) -> None:
+    judged = judge({**LARGE["staleness"], **over})["staleness"]
+    assert (judged.status, judged.risk) == (expected, True)
+    told = {"updates_per_version", "lag_newest_mean", "lag_mean"} & set(judged.missing)
+    assert bool(told) == (expected == "cannot_tell")
+
+
+def test_a_recipe_that_differs_is_told_beside_the_event_it_may_have_led_to() -> None:
+    recipe = finding("health", "high", rule="health-recipe-differs")
+    recipe = replace(recipe, title="Another recipe", explain="lr differs.")
+    event = replace(finding("health", "high"), onset=(40.0, 50.0))
+    found = decide(judge(), [recipe, event], SYMPTOMS["slower"], measures())
+    assert found.other == "title of health"
+    assert found.sentence.endswith("lr differs.")
+    alone = decide(judge(), [recipe], SYMPTOMS["slower"], measures())
+    assert alone.other == "another recipe"

@@ -65,8 +65,9 @@ def full() -> tuple[RunData, RunData]:
     signals |= {name: {s: 20.0 * s for s in steps} for name in needed if name.endswith("_total")}
     signals |= {
         "lag_oldest_max": {s: float(s > 20) for s in steps},
-        "gap_kl": moving,
+        "gap_kl": {**moving, 1: 0.0},
         "gap_logp_abs": moving,
+        **{key: {**moving, **dict.fromkeys((2, 3), 1.0), 1: 0.0} for key in ("lag_newest_mean", "lag_oldest_mean")},
         "lr": {s: 1.0 if s < 50 else 0.01 for s in steps},
         "score_trained_min": dict.fromkeys(steps, 0.0),
         "score_trained_max": dict.fromkeys(steps, 1.0),
@@ -91,7 +92,7 @@ def full() -> tuple[RunData, RunData]:
 
 def test_every_entry_of_the_catalogue_is_a_fact_or_is_produced() -> None:
     data, baseline = full()
-    found = measures(data, baseline)
+    found = measures(data, baseline, context=Context(recipe=("lr is 2, the baseline's 1",)))
     assert list(found) == list(catalog())
     dead = [n for n, m in found.items() if m.value is None and catalog()[n].unit != "fact" and not catalog()[n].traces]
     assert dead == []
@@ -752,3 +753,47 @@ def test_k3_is_compared_with_k3_only() -> None:
     assert value(data, "gap_k3_ratio", run(gap_k3=0.01)) == pytest.approx(2)
     assert value(data, "gap_k3_ratio", run(gap_kl=0.01, gap_prob_mean=0.01)) is None
     assert value(data, "mismatch_share") is None and value(data, "gap_trend") == pytest.approx(1)
+
+
+# -- bypass mode at lag 0 -------------------------------------------------------------------------------------
+
+BYPASS: Mapping[str, Any] = {**ASYNC, "log_prob_mode": "bypass", "updates_per_version": 1}
+FIRST_FRESH = {s: float(min(s - 1, 2)) for s in range(1, 61)}
+"""Only step 1 is without lag."""
+
+
+def bypass(first: float, later: float, **facts: Any) -> RunData:
+    clip = {s: first if s == 1 else later + 0.002 * math.sin(s) for s in range(1, 61)}
+    kl = dict.fromkeys(range(1, 61), first / 5)
+    return run({**BYPASS, **facts}, clip_share=clip, ppo_kl=kl, lag_oldest_max=FIRST_FRESH)
+
+
+def test_the_clip_share_of_the_first_step_is_mismatch_and_what_is_beyond_it_age() -> None:
+    found = measures(bypass(0.06, 0.2))
+    assert found["loss_first_step"].value == pytest.approx(0.06)
+    assert found["damage_mismatch"].value == pytest.approx(0.06)
+    assert found["damage_staleness"].value == pytest.approx(0.2 - 0.06, abs=0.01)
+    assert found["gap_kl_lag0"].value == pytest.approx(0.012)
+
+
+def test_a_first_step_that_clips_nothing_leaves_all_to_age() -> None:
+    found = measures(bypass(0.0, 0.2))
+    assert (found["loss_first_step"].value, found["damage_mismatch"].value) == (0, 0)
+    assert found["damage_staleness"].value == pytest.approx(0.2, abs=0.01)
+
+
+def test_several_updates_a_step_tell_nothing_of_lag_0() -> None:
+    found = measures(bypass(0.06, 0.2, updates_per_version=4))
+    assert found["loss_first_step"].value is None
+    assert found["gap_kl_lag0"].value is None
+
+
+def test_what_the_baseline_clips_as_well_is_taken_off() -> None:
+    base = run({**SYNC, "log_prob_mode": "bypass", "updates_per_version": 1}, clip_share=0.01, lag_oldest_max=0.0)
+    assert measures(bypass(0.06, 0.2), base)["loss_first_step"].value == pytest.approx(0.05)
+
+
+def test_in_decoupled_mode_the_first_step_is_read_from_ess() -> None:
+    ess = {s: 0.9 if s == 1 else 0.8 + 0.01 * math.sin(s) for s in range(1, 61)}
+    found = measures(run(ASYNC, ess=ess, lag_oldest_max=FIRST_FRESH))
+    assert found["loss_first_step"].value == pytest.approx(0.05)

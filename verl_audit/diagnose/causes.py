@@ -15,6 +15,7 @@ from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, SEVERITIES, Cause, Severity
 from verl_audit.measure.model import Level, Measure
 from verl_audit.measure.speed import Symptom
+from verl_audit.measure.symptom import MARGIN
 
 CauseStatus = Literal["implicated", "contributing", "cleared", "cannot_tell"]
 D0: Mapping[Cause, float] = {"mismatch": 0.015, "staleness": 0.03, "eviction": 0.10, "sync": 0.03}
@@ -23,6 +24,8 @@ EVIDENCE = 0.6
 """Evidence from which a damage explains a slowdown; reached at 1.18 D0."""
 CONTRIBUTES = 0.1
 """Share of the summed damage, in units of even evidence, from which a second cause is named."""
+UNCOUNTED = frozenset({"eviction-truncated-at-sync"})
+"""Rules for harm that the damage of their cause leaves out: that of eviction counts groups that were lost."""
 FEW_STEPS = 10
 """Training steps below which nothing is said about a run but that it is short."""
 FEW_LAG0 = 8
@@ -32,6 +35,7 @@ FEW_TOKENS = 3000
 """Traced lag-0 tokens below which the same holds: about those of 128 short trajectories, from which a mean squared gap
 is known to 5 % (method note 1.4)."""
 LAG0_GAP = "gap_at_lag0"
+FIRST_LOSS = "loss_first_step"
 UNSPLIT_RULE = "mismatch-or-staleness-unsplit"
 """Reports a raised gap with unknown lag; while it does, a bound on the loss alone does not clear staleness."""
 CLEARLY_BELOW = 0.5
@@ -66,6 +70,8 @@ class Judgement:
     missing: tuple[str, ...] = ()
     at_work: tuple[str, ...] = ()
     """Rules that fired at medium severity or above."""
+    eliminated: bool = False
+    """Implicated because nothing else is left, with less damage than would be evidence alone."""
 
 
 def evidence(damage: float, cause: Cause) -> float:
@@ -82,7 +88,50 @@ def weigh(measures: Mapping[str, Measure], findings: Sequence[Finding], symptom:
     damages = {cause: _damage(measures, findings, cause) for cause in CAUSES}
     total = sum(_levels(d, cause) for cause, d in damages.items())
     draft = {cause: _judge(cause, measures, findings, damages[cause], symptom) for cause in CAUSES}
-    return _rank(draft, total)
+    if (last := _last_left(draft, measures, findings, symptom)) is not None:
+        draft[last] = replace(draft[last], status="implicated", eliminated=True)
+    return _rank(draft, total, first_known=_value(measures, FIRST_LOSS) is not None)
+
+
+def _last_left(
+    judged: Mapping[Cause, Judgement], measures: Mapping[str, Measure], findings: Sequence[Finding], symptom: Symptom
+) -> Cause | None:
+    """The one cause at work, where everything else that could slow the run is excluded by a measurement.
+
+    Else must be: the other three, the recipe, and every health event that is not a consequence of this cause; and the
+    slowdown must be beyond the margin, since the damage itself is too little to be evidence.
+    """
+    working = [c for c in CAUSES if judged[c].risk]
+    if len(working) != 1 or any(j.status == "implicated" for j in judged.values()) or not _clearly_slower(symptom):
+        return None
+    (last,) = working
+    if measures["recipe_differences"].number() != 0 or steps_at_least(measures) < FEW_STEPS:
+        return None
+    events = (f for f in findings if f.cause == "health" and f.status == "fired" and f.severity in ("high", "critical"))
+    if any(last not in event.follows for event in events):
+        return None
+    excluded = all(_excluded(judged[c], c) for c in CAUSES if c != last)
+    return last if excluded and _may_explain(judged[last], last) else None
+
+
+def _clearly_slower(symptom: Symptom) -> bool:
+    """Whether validation shows the run to be slower than the margin, with the whole of the interval."""
+    speed = symptom.per_update
+    return symptom.state == "slower" and symptom.evidence == "validation" and speed is not None and speed.high < MARGIN
+
+
+def _may_explain(judgement: Judgement, cause: Cause) -> bool:
+    """Whether a cause at work is not itself excluded by its damage, as far as the damage counts what it does."""
+    large = judgement.damage is not None and judgement.damage[0] > CLEARLY_BELOW * D0[cause]
+    return bool(judgement.at_work) and (large or not UNCOUNTED.isdisjoint(judgement.at_work))
+
+
+def _excluded(judgement: Judgement, cause: Cause) -> bool:
+    """Whether a cause cannot explain a slowdown: cleared, or a bound on its damage is far below what would."""
+    if judgement.status == "cleared":
+        return True
+    bounded = judgement.damage is not None and judgement.damage[2] <= CLEARLY_BELOW * D0[cause]
+    return bounded and cause in ("mismatch", "staleness")  # what eviction and sync do is not all in their damage
 
 
 def _levels(damage: tuple[float, float, float] | None, cause: Cause) -> float:
@@ -98,11 +147,15 @@ def _fired(findings: Sequence[Finding], cause: str, least: Severity = "medium") 
 def _damage(
     measures: Mapping[str, Measure], findings: Sequence[Finding], cause: Cause
 ) -> tuple[float, float, float] | None:
-    """Damage of one cause. A sync fault explains the off-policy loss it makes: the other two keep a fifth of theirs."""
+    """Damage of one cause. A sync fault explains the off-policy loss it makes: the other two keep a fifth of theirs,
+    or of a mismatch what was there before the first sync."""
     broken = bool(_fired(findings, "sync", "high"))
     if cause == "sync":
         return _sync_damage(measures, broken=broken)
     found = measures[f"damage_{cause}"]
+    if broken and cause == "mismatch" and _value(measures, FIRST_LOSS) is not None:
+        found = measures[FIRST_LOSS]
+        broken = False
     value = found.number()
     if value is None:
         return None
@@ -137,13 +190,15 @@ def _judge(
     strong = damage is not None and evidence(damage[0], cause) >= EVIDENCE
     if strong and cause == "staleness" and _too_fresh(measures):
         fired, strong = [], False  # something else made these samples off-policy
-    clearing, missing = _clearing(cause, measures)
+    clearing, missing = _clearing(cause, measures, hours=symptom.state != "slower")
     if cause == "staleness" and any(f.rule == UNSPLIT_RULE and f.status == "fired" for f in findings):
         clearing, missing = _unless_unsplit(measures, clearing, missing)
     short = steps_at_least(measures) < FEW_STEPS
     missing = _lacking(measures, missing)
     level = _level(cause, measures, fired)
     base = Judgement("cannot_tell", bool(fired) or strong, damage, level, "", missing, tuple(f.rule for f in fired))
+    if strong and cause == "staleness" and (wanted := _age_wanted(measures)):
+        return replace(base, because=_work(fired, damage), missing=tuple(dict.fromkeys((*missing, *wanted))))
     if symptom.state == "slower" and strong:
         return replace(base, status="implicated", because=_work(fired, damage))
     if fired or strong:
@@ -182,6 +237,19 @@ def _too_fresh(measures: Mapping[str, Measure]) -> bool:
     lag = measures["lag_updates"]
     oldest = lag.high if lag.high is not None else lag.number()
     return oldest is not None and oldest < OLD
+
+
+def _age_wanted(measures: Mapping[str, Measure]) -> tuple[str, ...]:
+    """Signals without which the age of the tokens is not known, so that it cannot be what slows the run.
+
+    A version is one optimizer update or more, so an old version is old however many.
+    """
+    if measures["lag_updates"].value is not None:
+        return ()
+    versions = _value(measures, "lag_mean")
+    if versions is None:
+        return _wants(measures, "lag_mean") or ("lag_mean",)
+    return () if versions >= OLD else ("updates_per_version",)
 
 
 def _unless_unsplit(
@@ -273,18 +341,23 @@ def _decimals(phrase: str) -> list[str]:
     return re.findall(r"\d+\.\d+ ?%?", phrase)
 
 
-def _rank(judged: dict[Cause, Judgement], total: float) -> dict[Cause, Judgement]:
+def _rank(judged: dict[Cause, Judgement], total: float, *, first_known: bool) -> dict[Cause, Judgement]:
     """The largest damage stays implicated; another is contributing from a tenth of the sum, else a risk.
 
     Damages are compared in units of their even evidence: 5 % of the signal lost to mismatch slows a run as much as 33 %
-    lost to selection.
+    lost to selection. Beside a proven cause even evidence is enough: something does harm here, and this is at work.
     """
-    named = {c: _levels(judged[c].damage, c) for c in CAUSES if judged[c].status == "implicated"}
-    top = max(named, key=lambda c: named[c], default=None)
-    for cause, level in named.items():
-        if cause != top:
-            explained = top == "sync" and cause in ("mismatch", "staleness")  # its labels split nothing
-            contributes = not explained and total > 0 and level / total >= CONTRIBUTES
+    proven = [c for c in CAUSES if judged[c].status == "implicated"]
+    top = max(proven, key=lambda c: _levels(judged[c].damage, c), default=None)
+    if top is None:
+        return judged
+    by_labels = {"staleness"} if first_known else {"mismatch", "staleness"}
+    explained = by_labels if "sync" in proven else set()  # a broken sync falsifies the labels that split these two
+    for cause in CAUSES:
+        level = _levels(judged[cause].damage, cause)
+        enough = cause in proven or (level >= 1 and bool(judged[cause].at_work))
+        if cause != top and enough:
+            contributes = cause not in explained and total > 0 and level / total >= CONTRIBUTES
             judged[cause] = replace(judged[cause], status="contributing" if contributes else "cannot_tell")
     return judged
 
@@ -305,14 +378,14 @@ def _open_without_climb(measures: Mapping[str, Measure]) -> str:
 # -- what excludes a cause ---------------------------------------------------------------------------------
 
 
-def _clearing(cause: Cause, measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ...]]:
-    """The measurement that excludes a cause ("" when there is none) and the signals that would decide it."""
-    return {
-        "mismatch": _clear_mismatch,
-        "staleness": _clear_staleness,
-        "eviction": _clear_eviction,
-        "sync": _clear_sync,
-    }[cause](measures)
+def _clearing(cause: Cause, measures: Mapping[str, Measure], *, hours: bool) -> tuple[str, tuple[str, ...]]:
+    """The measurement that excludes a cause ("" when there is none) and the signals that would decide it.
+
+    `hours`: whether what only costs hours counts, so that a long sync is not cleared.
+    """
+    if cause == "sync":
+        return _clear_sync(measures, hours=hours)
+    return {"mismatch": _clear_mismatch, "staleness": _clear_staleness, "eviction": _clear_eviction}[cause](measures)
 
 
 def _value(measures: Mapping[str, Measure], name: str) -> float | None:
@@ -464,11 +537,16 @@ def _count(measures: Mapping[str, Measure], name: str) -> str:
     return "unknown" if value is None else f"{value:.0f}"
 
 
-def _clear_sync(measures: Mapping[str, Measure]) -> tuple[str, tuple[str, ...]]:
+def _clear_sync(measures: Mapping[str, Measure], *, hours: bool) -> tuple[str, tuple[str, ...]]:
     share, delivered = _value(measures, "sync_share"), _delivered(measures)
     follows = _overlap_free(measures) or _flat(measures)
-    if share is not None and share <= LONG_SYNC and follows and delivered:
-        words = [f"syncs take {share:.1%} of the time", "" if _overlap_free(measures) else _flat(measures), delivered]
+    if share is not None and (share <= LONG_SYNC or not hours) and follows and delivered:
+        long = ", which costs hours and no update" if share > LONG_SYNC else ""
+        words = [
+            f"syncs take {share:.1%} of the time{long}",
+            "" if _overlap_free(measures) else _flat(measures),
+            delivered,
+        ]
         return ", ".join(w for w in words if w), ()
     missing = [*_wants(measures, "sync_share")] if share is None else []
     missing += [] if follows else [*_wants(measures, "lag_max_slope")] or ["replica_versions"]

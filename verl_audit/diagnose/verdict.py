@@ -19,7 +19,10 @@ NAMES: Mapping[Cause, str] = {
     "eviction": "eviction bias",
     "sync": "weight sync",
 }
+RECIPE_RULE = "health-recipe-differs"
+"""Told beside another event, which the difference may have led to, and as the answer only where there is none."""
 WORDS: Mapping[str, str] = {
+    "updates_per_version": "the configuration, which tells the optimizer updates of a version",
     "evicted_lengths": "lengths and rewards of the evicted groups",
     "replica_versions": "the version of each replica",
     "groups_per_step": "the batch size in groups",
@@ -59,6 +62,7 @@ def decide(
     risks = tuple(c for c in CAUSES if judged[c].risk and judged[c].status not in ("implicated", "contributing"))
     health = _health(findings, judged, symptom)
     if health is not None:
+        apart = next((f.explain for f in findings if f.rule == RECIPE_RULE and f.status == "fired" and f != health), "")
         words = health.title[0].lower() + health.title[1:]
         if error and measures["died_before_step1"].value is True:
             words = f"{words}: {error}"
@@ -69,7 +73,7 @@ def decide(
             words,
             health.confidence,
             "the log shows it directly",
-            f"Other: {words.rstrip('.')}. {health.explain}",
+            f"Other: {words.rstrip('.')}. {health.explain} {apart}".rstrip(),
             (),
         )
     named = sorted(
@@ -86,7 +90,8 @@ def _health(findings: Sequence[Finding], judged: Mapping[Cause, Judgement], symp
     fired = [f for f in findings if f.cause == "health" and f.status == "fired"]
     critical = [f for f in fired if f.severity == "critical"]
     high = [f for f in fired if f.severity == "high" and _explains(f, judged, symptom)]
-    return next(iter(critical), None) or min(high, key=lambda f: f.onset or (0.0, 0.0), default=None)
+    first = min(high, key=lambda f: (f.rule == RECIPE_RULE, f.onset or (0.0, 0.0)), default=None)
+    return next(iter(critical), None) or first
 
 
 def _explains(event: Finding, judged: Mapping[Cause, Judgement], symptom: Symptom) -> bool:
@@ -126,6 +131,8 @@ def _cause(
     shown = symptom.evidence == "validation" and evidence(damage, named[0]) >= 0.8 and evidence(least, named[0]) >= 0.5
     traced = first.evidence_level == "traces"
     confidence: Confidence = "low" if symptom.evidence == "single_run" or not shown else "high" if traced else "medium"
+    if first.eliminated:
+        return _only_one_left(named[0], first, symptom, followed)
     shower = "validation" if symptom.evidence == "validation" else "trained reward"
     because = f"from {'traces' if traced else f'{first.evidence_level} only'}; {shower} shows the slowdown"
     also = f", with {' and '.join(NAMES[c] for c in named[1:])} contributing" if len(named) > 1 else ""
@@ -133,6 +140,16 @@ def _cause(
     cost = first.because if told else f"{first.because}; {damage:.1%} of the training signal is lost to it"
     sentence = f"{_upper(NAMES[named[0]])}{also}: reward is slower ({symptom.because}); {cost}.{followed}"
     return Verdict("cause", named, risks, None, confidence, because, sentence, _missing(judged, symptom))
+
+
+def _only_one_left(cause: Cause, found: Judgement, symptom: Symptom, followed: str) -> Verdict:
+    because = "by elimination: its own damage is less than evidence, and all else is excluded by a measurement"
+    rest = _upper(_names([c for c in CAUSES if c != cause]))
+    sentence = (
+        f"{_upper(NAMES[cause])}, by elimination: reward is slower ({symptom.because}); {found.because}. "
+        f"{rest} are excluded, the recipe is the baseline's, and no health event explains it.{followed}"
+    )
+    return Verdict("cause", (cause,), (), None, "low", because, sentence, ())
 
 
 def _without_cause(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,8 @@ from verl_audit.measure.gap import gap_measures
 from verl_audit.measure.health import health_measures
 from verl_audit.measure.lag import damage_measures, lag_measures
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import RunData, complete
+from verl_audit.measure.motion import motion_measures
+from verl_audit.measure.run import RunData, complete, measured
 from verl_audit.measure.speed import Symptom, speed_measures, symptom
 from verl_audit.measure.symptom import RUN_SD
 from verl_audit.measure.sync import sync_measures
@@ -29,6 +30,8 @@ class Context:
     run_sd: float = RUN_SD
     """Run-to-run sd of ln(learning speed) assumed where fewer than three baselines measure it (method note 3.1)."""
     switch_step: float | None = None
+    recipe: tuple[str, ...] | None = None
+    """Settings of the recipe that differ from the baseline's; None where a configuration is not known."""
 
 
 def compute(
@@ -48,9 +51,11 @@ def _compute(
     from_metrics = [
         *gap_measures(run, baselines),
         *lag_measures(run),
+        *motion_measures(run),
         *damage_measures(run, baselines),
         *eviction_measures(run, baselines),
         *sync_measures(run, baselines),
+        *_recipe(context.recipe),
         *health_measures(
             run,
             died_before_step1=context.died_before_step1,
@@ -69,3 +74,8 @@ def _compute(
         switch_step=context.switch_step,
     )
     return complete([*found.values(), *speed_measures(judged)], run, has_baseline=bool(baselines)), judged
+
+
+def _recipe(differs: tuple[str, ...] | None) -> Iterator[Measure]:
+    yield measured("recipe_differences", None if differs is None else float(len(differs)))
+    yield Measure("recipe_differs", "; ".join(differs) if differs else None, "text")

@@ -59,6 +59,14 @@ def ess_series(run: RunData) -> Series:
     return Series(chi2.step, 1 / (1 + np.maximum(chi2.value, -0.5)))
 
 
+def kl_at_lag0(run: RunData) -> Series:
+    """KL(rollout || trainer) at lag-0 steps. Bypass mode logs no gap, but its ppo_kl is this where one update makes a
+    step."""
+    if not run.has("gap_kl") and run.facts.get("log_prob_mode") == "bypass" and run.number("updates_per_version") == 1:
+        return at_lag0(run, run.get("ppo_kl"))
+    return at_lag0(run, run.get("gap_kl"))
+
+
 def gap_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Measure]:
     """All measures of step 1 but the damage shares."""
     steps = lag0_steps(run)
@@ -68,7 +76,7 @@ def gap_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Measure
     yield measured("gap_prob_max", float(run.get("gap_prob_max").value.max()) if run.has("gap_prob_max") else None)
     yield mean_measure("gap_prob_lag0", at_lag0(run, prob).value)
     yield mean_measure("gap_kl_mean", kl.value)
-    yield mean_measure("gap_kl_lag0", at_lag0(run, kl).value)
+    yield mean_measure("gap_kl_lag0", kl_at_lag0(run).value)
     yield mean_measure("gap_logp_mean", logp.value)
     yield mean_measure("gap_logp_lag0", at_lag0(run, logp).value)
     yield mean_measure("gap_k3_mean", run.get("gap_k3").value)

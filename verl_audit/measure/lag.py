@@ -10,8 +10,8 @@ import numpy as np
 
 from verl_audit.measure.gap import GAPS, TRENDING, at_lag0, ess_series, is_on_policy
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import RunData, Series, grown, mean_measure, measured
-from verl_audit.measure.stats import Array, ar1_mean, correlation_of_changes, slope
+from verl_audit.measure.run import EMPTY, RunData, Series, grown, mean_measure, measured
+from verl_audit.measure.stats import MIN_POINTS, Array, Estimate, ar1_mean, correlation_of_changes, slope
 
 Number = TypeVar("Number", float, Array)
 LAG_MOVES = 0.05
@@ -97,16 +97,51 @@ def damage_measures(run: RunData, baselines: Sequence[RunData]) -> Iterator[Meas
     share = mismatch_share(run, baselines)
     yield share
     by_clip = excess is not None and loss is not None and loss <= excess
+    yield _first_loss(run, baselines)
     parts = _split(run, baselines, loss, share, by_clip=by_clip)
     for name, (value, low, high) in zip(("damage_mismatch", "damage_staleness"), parts, strict=True):
         yield measured(name, value, low=low, high=high)
 
 
-def _active_clip(run: RunData) -> Array:
+def _clip_series(run: RunData) -> Series:
     """clip_share where it is known to compare with the rollout policy; elsewhere 0 would prove nothing."""
     if "clip_share" in run.inert or run.facts.get("log_prob_mode") != "bypass":
-        return np.array([])
-    return run.get("clip_share").value
+        return EMPTY
+    return run.get("clip_share")
+
+
+def _active_clip(run: RunData) -> Array:
+    return _clip_series(run).value
+
+
+def _loss_at_lag0(run: RunData, baselines: Sequence[RunData]) -> Series:
+    """Clip excess of the lag-0 steps of a run with one update a step, else (1 - ESS) / 2, less what baselines lose.
+
+    In bypass mode the clip fraction compares with the rollout, so at lag 0 it shows what the engines disagree on. With
+    several updates a step it mixes in what the earlier ones moved.
+    """
+    clip = at_lag0(run, _clip_series(run)) if run.number("updates_per_version") == 1 else EMPTY
+    if len(clip):
+        theirs = [c for c in (_active_clip(b) for b in baselines if is_on_policy(b)) if len(c)]
+        usual = float(np.concatenate(theirs).mean()) if theirs else 0.0
+        return Series(clip.step, np.maximum(clip.value - usual, 0.0))
+    ess = at_lag0(run, ess_series(run))
+    return Series(ess.step, np.maximum((1 - ess.value) / 2 - on_policy_loss(baselines), 0.0))
+
+
+def _level(run: RunData, series: Series) -> Estimate | None:
+    """Mean of a few steps of `_loss_at_lag0`; their noise is taken from the step-to-step changes of the whole run."""
+    whole = _clip_series(run).value if len(_clip_series(run)) else (1 - ess_series(run).value) / 2
+    n = len(series)
+    if not n or len(whole) < MIN_POINTS:
+        return None
+    mean, se = float(series.value.mean()), float(np.diff(whole).std() / np.sqrt(2 * n))
+    return Estimate(mean, max(mean - 1.96 * se, 0.0), mean + 1.96 * se, n, se)
+
+
+def _first_loss(run: RunData, baselines: Sequence[RunData]) -> Measure:
+    """Loss of step 1 alone, less what on-policy baselines lose."""
+    return measured("loss_first_step", _level(run, _loss_at_lag0(run, baselines).at(lambda s: s == 1)))
 
 
 def off_policy_loss(run: RunData, clip_excess: float | None) -> float | None:
@@ -170,9 +205,8 @@ def _split(
         return (rest, rest, rest), (0.0, 0.0, 0.0)
     if loss is None:
         return (None, None, None), (None, None, None)
-    direct = ar1_mean(at_lag0(run, ess_series(run)).value)
-    if direct is not None and not by_clip:
-        at0 = [min(loss, max(0.0, (1 - e) / 2)) for e in (direct.value, direct.high, direct.low)]
+    at0 = _clip_at_lag0(run, baselines, loss) if by_clip else _ess_at_lag0(run, loss)
+    if at0 is not None:
         return _ranges([max(0.0, x - floor) for x in at0], [loss - x for x in at0])
     if share.low is None or share.high is None:
         return _by_baseline(run, baselines, loss)
@@ -183,6 +217,18 @@ def _split(
         return (0.0, 0.0, worst), stale
     parts = ((share.low + share.high) / 2, share.low, share.high)
     return _ranges([max(0.0, x * loss - floor) for x in parts], [(1 - x) * loss for x in parts])
+
+
+def _ess_at_lag0(run: RunData, loss: float) -> list[float] | None:
+    """Loss at lag 0 with its bounds, from ESS; None where there are too few such steps."""
+    found = ar1_mean(at_lag0(run, ess_series(run)).value)
+    return None if found is None else [min(loss, max(0.0, (1 - e) / 2)) for e in (found.value, found.high, found.low)]
+
+
+def _clip_at_lag0(run: RunData, baselines: Sequence[RunData], loss: float) -> list[float] | None:
+    """The same from the clip fraction, of which one step is enough: it is a share of thousands of tokens."""
+    found = _level(run, _loss_at_lag0(run, baselines))
+    return None if found is None else [min(loss, x) for x in (found.value, found.low, found.high)]
 
 
 def _on_policy_losses(baselines: Sequence[RunData]) -> list[float]:
@@ -198,7 +244,7 @@ def on_policy_loss(baselines: Sequence[RunData]) -> float:
 
 def _by_baseline(run: RunData, baselines: Sequence[RunData], loss: float) -> tuple[Range, Range]:
     """Without a gap (bypass mode): what on-policy baselines of equal numerics lose may be mismatch, the rest is not."""
-    theirs = [x for b in _alike(run, baselines) if is_on_policy(b) and (x := _loss_at_lag0(b)) is not None]
+    theirs = [x for b in _alike(run, baselines) if is_on_policy(b) and (x := _loss_of(b)) is not None]
     if not theirs:
         return (None, 0.0, loss), (None, 0.0, loss)
     most = max(theirs)
@@ -206,7 +252,7 @@ def _by_baseline(run: RunData, baselines: Sequence[RunData], loss: float) -> tup
     return (0.0, 0.0, min(most, loss)), (rest, rest, rest)
 
 
-def _loss_at_lag0(base: RunData) -> float | None:
+def _loss_of(base: RunData) -> float | None:
     """Off-policy loss of an on-policy run; 0 where its clip, taken against the rollout, is 0."""
     clip = _active_clip(base)
     return off_policy_loss(base, float(clip.mean()) if len(clip) else None)
