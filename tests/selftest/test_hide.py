@@ -34,7 +34,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 def without(run: Path, tmp_path: Path, name: str) -> Path:
-    return poorer(run, tmp_path / "out", family(name), traces=True)
+    return poorer(run, tmp_path / "out", family(name))
 
 
 def test_every_signal_and_every_need_of_a_verdict_is_in_a_family() -> None:
@@ -90,9 +90,8 @@ def test_evicted_rows_and_counts_are_gone_together(run: Path, tmp_path: Path) ->
     assert not [key for row in rows(left) for key in row["data"] if "evicted" in key]
 
 
-def test_traces_are_left_out_unless_asked_for_and_a_row_left_empty_is_not_written(run: Path, tmp_path: Path) -> None:
-    left = poorer(run, tmp_path / "bare", family("validation"), traces=False)
-    assert not (left / "traces").exists()
+def test_a_row_left_empty_is_not_written(run: Path, tmp_path: Path) -> None:
+    left = without(run, tmp_path, "validation")
     assert len(rows(left)) == len(rows(run)) - 1  # the validation before training is a row of its own
 
 

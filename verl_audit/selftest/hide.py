@@ -30,9 +30,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-TRACES = "traces"
-"""Folder of a run that holds its traces."""
-
 
 @dataclass(frozen=True)
 class Family:
@@ -96,11 +93,11 @@ def _maps(entry: KeyMap, key: str) -> bool:
     return entry.pattern.fullmatch(key) is not None if entry.pattern else entry.key == key
 
 
-def poorer(run: Path, out: Path, hidden: Family, *, traces: bool) -> Path:
-    """Copy the run into the new directory `out` without the family, and without any traces unless asked for."""
+def poorer(run: Path, out: Path, hidden: Family) -> Path:
+    """Copy the run into the new directory `out` without the family."""
     for path in sorted(p for p in run.rglob("*") if p.is_file()):
         where = path.relative_to(run)
-        if (where.parts[0] == TRACES and not traces) or any(where.match(pattern) for pattern in hidden.files):
+        if any(where.match(pattern) for pattern in hidden.files):
             continue
         target = out / where
         target.parent.mkdir(parents=True, exist_ok=True)

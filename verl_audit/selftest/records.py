@@ -103,11 +103,13 @@ def _row(runs: Sequence[Judged]) -> dict[str, Any]:
     truth = {name: getattr(first.truth, name) for name in _MEASURED}
     where = {"scenario": first.scenario, "environment": first.environment, "seed": first.seed}
     whole = {run.way: _fields(run.answer) for run in runs if not run.hidden}
-    answers = {
-        f"{run.way}-{run.hidden}" if run.hidden else run.way: _fields(run.answer, whole[run.way] if run.hidden else {})
-        for run in runs
-    }
+    answers = {_view(run): _fields(run.answer, whole.get(run.way) if run.hidden else None) for run in runs}
     return {**where, **{name: value for name, value in truth.items() if value is not None}, "answers": answers}
+
+
+def _view(run: Judged) -> str:
+    """The way, and after a dash what is hidden."""
+    return f"{run.way}-{run.hidden}" if run.hidden else run.way
 
 
 _MEASURED = ("speed", "sets_in", "behind")
@@ -137,7 +139,7 @@ def _judged(row: Mapping[str, Any]) -> list[Judged]:
     for name, fields in row["answers"].items():
         way, _, hidden = name.partition("-")
         whole = row["answers"].get(way, {}) if hidden else {}
-        before = _answer(whole) if hidden else None
+        before = _answer(whole) if whole else None
         found.append(Judged(*where, way, truth, _answer({**whole, **fields}), hidden, before))
     return found
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from verl_audit.errors import AuditError
 from verl_audit.pipeline import audit
 from verl_audit.reference import TraceOptions, environments, scenario, simulate, truth_path
-from verl_audit.selftest.hide import TRACES, Family, family, poorer
+from verl_audit.selftest.hide import Family, family, poorer
 from verl_audit.selftest.score import Answer, Judged, Truth
 
 WAYS = ("traces+baseline", "metrics+baseline", "traces", "metrics")
@@ -30,6 +30,8 @@ QUICK = (
 """A run or more of each kind, for a look in less than a minute."""
 BASELINE_SEEDS = 100
 """The baseline of seed n is made with seed n + 100: another run, as that of a user would be."""
+TRACES = "traces"
+"""Folder of a run that holds its traces."""
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
@@ -110,16 +112,13 @@ def judge(case: Case, folder: Path) -> list[Judged]:
         traced = TraceOptions() if any(way.startswith(TRACES) for way in case.ways) else None
         simulate(case.scenario, case.environment, case.seed, run, logs=("file",), traces=traced)
         truth = Truth.of(json.loads(truth_path(run).read_text(encoding="utf-8")))
-        bare = _bare(run, Path(made) / "bare")
-        whole = {way: _answer(way, run, bare, base) for way in case.ways}
-        found = [_judged(case, way, truth, said) for way, said in whole.items()]
+        whole = _answers(case.ways, run, base)
         if not case.hidden:
-            return found
-        poor = Path(made) / "poor"
+            return [_judged(case, way, truth, said) for way, said in whole.items()]
         return [
-            _judged(case, before.way, truth, _without(gone, before.way, run, base, poor), gone, whole[before.way])
+            _judged(case, way, truth, said, gone, whole[way])
             for gone in map(family, case.hidden)
-            for before in found
+            for way, said in _without(gone, case.ways, run, base, Path(made) / gone.name).items()
         ]
 
 
@@ -134,20 +133,17 @@ def _judged(
     return Judged(*where, replace(said, lacking=new), hidden.name, replace(whole, lacking=()))
 
 
-def _bare(run: Path, out: Path) -> Path:
-    """The run without traces."""
-    shutil.copytree(run, out / "run", ignore=shutil.ignore_patterns(TRACES))
-    return out / "run"
-
-
-def _without(hidden: Family, way: str, run: Path, base: Path, folder: Path) -> Answer:
-    """The answer for a run of which, as of its baseline, one family was not recorded."""
-    traces = way.startswith(TRACES)
-    left = poorer(run, folder / "run", hidden, traces=traces)
-    compared = poorer(base, folder / "baseline", hidden, traces=False) if way.endswith("+baseline") else base
-    found = _answer(way, left, left, compared)
+def _without(hidden: Family, ways: Sequence[str], run: Path, base: Path, folder: Path) -> dict[str, Answer]:
+    """The answers for a run of which, as of its baseline, one family was not recorded."""
+    found = _answers(ways, poorer(run, folder / "run", hidden), poorer(base, folder / "baseline", hidden))
     shutil.rmtree(folder)
     return found
+
+
+def _answers(ways: Sequence[str], run: Path, base: Path) -> dict[str, Answer]:
+    bare = run.parent / "bare" / run.name
+    shutil.copytree(run, bare, ignore=shutil.ignore_patterns(TRACES))
+    return {way: _answer(way, run, bare, base) for way in ways}
 
 
 def _answer(way: str, run: Path, bare: Path, base: Path) -> Answer:
