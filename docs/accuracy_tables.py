@@ -6,12 +6,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from verl_audit.reference import environments, scenarios
-from verl_audit.selftest import RATES, WAYS, Count, Judged, Rate, amiss, matrix
+from verl_audit.selftest import (
+    BY_CAUSE,
+    DATED,
+    HELD_OUT,
+    HIDDEN,
+    RATES,
+    WAYS,
+    Judged,
+    Rate,
+    amiss,
+    counted,
+    error,
+    families,
+    matrix,
+    words,
+)
 from verl_audit.selftest.records import read
-from verl_audit.selftest.table import counted
 
 RECORDS = Path(__file__).parent / "accuracy.json"
-HELD_OUT = "wide"
 WAY_WORDS = {
     "traces+baseline": "with traces and a baseline",
     "metrics+baseline": "from metrics with a baseline",
@@ -22,8 +35,8 @@ Table = Callable[[Sequence[str], Iterable[Sequence[str]]], str]
 INTRO = """# Accuracy
 
 How often the verdict is right on runs of the [reference loop](reference-loop.md), whose cause is known. Made again by
-`python benchmarks/accuracy.py` (hours for all of it; it goes on where it stopped); `verl-audit selftest` judges a dozen
-runs in a minute.
+`python benchmarks/accuracy.py --hide all` (hours for all of it; it goes on where it stopped); `verl-audit selftest`
+judges a dozen runs in a minute.
 
 Each run is judged as a user would: its log in verl's `file` format and its configuration, with or without traces for
 each trajectory, with or without one baseline run of another seed. The truth stands outside the run directory, where no
@@ -44,9 +57,22 @@ What the words mean:
 - *other*: something else is named, for a run that something else slows; whether the words fit is not scored.
   *false other*: the same for a run that is harmless or slowed by one of the four.
 
-Shares stand with their 95 % Wilson interval. Runs of one scenario with several seeds are alike, so the intervals are
-narrower than they should be for scenarios not tried. Not measured: how far the onset of a cause is off, and what the
-verdict does with one family of signals hidden.
+Shares stand with their 95 % interval: Wilson's, in which a scenario counts once however many seeds were run, since the
+seeds of one are alike (a design effect of as many as there are seeds; Kish 1965, and Franco, Little, Louis and Slud
+2019 for its place in Wilson's interval). It says what scenarios not tried may show, and is too wide for other seeds of
+these.
+
+With *one family hidden* none of its signals is in the log of the run, of its baseline or in the traces, as if they had
+never been recorded; the families are in
+[verl_audit/selftest/hidden.toml](../verl_audit/selftest/hidden.toml). Only seed 0 is judged so. What was evicted is
+hidden as a recorder at the trainer would: the traces hold what was trained. verl leaves the key of an eviction count
+out where it is 0, so a log without the keys cannot be told from a run without evictions; a verdict can then not name
+them.
+
+*Onset* is in logged steps. An interval holds a true step if it ends at most one step beside it. A run is *surely
+behind* from the step on from which its exact reward stays below that of a baseline run two run-to-run standard
+deviations slow. That is later than the step at which a mechanism sets in, and than that at which it begins to fall
+behind, which is what the interval is of.
 
 Two things count against the verdict that it cannot know or is not wrong about. The rollout engine answers the
 validation prompts, as in verl, so with nucleus sampling (`top_p_bypass`) validation is better than the policy whose
@@ -58,14 +84,23 @@ scored as *false other*.
 
 def page(table: Table, note: str) -> str:
     """The page; `table` renders head and rows, `note` says where it is from."""
-    runs = read(RECORDS)
-    tables = "".join(_tables(runs, table))
-    return f"{note}{INTRO}{_how_many(runs)}\n\n## Targets\n\n{_targets(runs)}{tables}{_mistakes(runs)}"
+    found = read(RECORDS)
+    runs, poor = [r for r in found if not r.hidden], [r for r in found if r.hidden]
+    parts = [note, INTRO, _how_many(runs, poor), "\n\n## Targets\n\n", _targets(runs, poor)]
+    parts += [_tables(here, [r for r in poor if r.environment == env], env, table) for env, here in _by_env(runs)]
+    return "".join([*parts, _mistakes(found)])
+
+
+def _by_env(runs: Sequence[Judged]) -> Iterator[tuple[str, list[Judged]]]:
+    """Environments with what was judged in them, the held-out one first."""
+    for env in (HELD_OUT, *(e for e in environments() if e != HELD_OUT)):
+        if here := [r for r in runs if r.environment == env]:
+            yield env, here
 
 
 def statement() -> dict[str, list[str]]:
     """Sentences for the HTML report: held-out figures where there are some."""
-    runs = _held(read(RECORDS))
+    runs = _held([r for r in read(RECORDS) if not r.hidden])
     return {"statement": [s for way in WAYS[:2] if (s := _sentence(_of(runs, way), way))]}
 
 
@@ -76,8 +111,13 @@ def _held(runs: Sequence[Judged]) -> list[Judged]:
     return held if whole else [r for r in runs if r.environment != HELD_OUT]
 
 
-def _of(runs: Iterable[Judged], way: str, env: str | None = None) -> list[Judged]:
-    return [r for r in runs if r.way == way and env in (None, r.environment)]
+def _of(runs: Iterable[Judged], way: str) -> list[Judged]:
+    return [r for r in runs if r.way == way]
+
+
+def _ways(runs: Iterable[Judged]) -> list[str]:
+    found = {r.way for r in runs}
+    return [way for way in WAYS if way in found]
 
 
 def _sentence(runs: Sequence[Judged], way: str) -> str:
@@ -92,73 +132,94 @@ def _sentence(runs: Sequence[Judged], way: str) -> str:
     )
 
 
-def _how_many(runs: Sequence[Judged]) -> str:
+def _how_many(runs: Sequence[Judged], poor: Sequence[Judged]) -> str:
     """What was run, so that nobody takes it for more."""
     parts = []
     for env in environments():
-        here = [r for r in runs if r.environment == env]
-        seeds, names = {r.seed for r in here}, {r.scenario for r in here}
-        ways = [w for w in WAYS if _of(here, w)]
-        words = (
-            f"{len(names)} of {len(scenarios())} scenarios, seeds {_seeds(seeds)}, {', '.join(ways)}" if here else "-"
+        here, hidden = [r for r in runs if r.environment == env], [r for r in poor if r.environment == env]
+        parts.append(f"- `{env}`{' (held out)' if env == HELD_OUT else ''}: {_span(here) or '-'}")
+        parts += (
+            [f"  - with one of {len({r.hidden for r in hidden})} families hidden: {_span(hidden)}"] if hidden else []
         )
-        parts.append(f"- `{env}`{' (held out)' if env == HELD_OUT else ''}: {words}")
     held = f"`{HELD_OUT}` was not looked at while rules and thresholds were chosen; it is only for reporting."
     return "What was run:\n\n" + "\n".join(parts) + f"\n\n{held}"
 
 
-def _seeds(seeds: set[int]) -> str:
-    return f"0 to {max(seeds)}" if len(seeds) > 1 else ", ".join(map(str, seeds))
+def _span(runs: Sequence[Judged]) -> str:
+    if not runs:
+        return ""
+    seeds, names = sorted({r.seed for r in runs}), {r.scenario for r in runs}
+    told = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"{len(names)} of {len(scenarios())} scenarios, {told}, {', '.join(_ways(runs))}"
 
 
-def _targets(runs: Sequence[Judged]) -> str:
+def _targets(runs: Sequence[Judged], poor: Sequence[Judged]) -> str:
     """A line for each target, on the held-out environment once it was run."""
     held = _held(runs)
     whole = bool(held) and held[0].environment == HELD_OUT
     where = f"On `{HELD_OUT}`" if whole else f"Not every scenario was run in `{HELD_OUT}` yet; on the others"
-    lines = [line for way in WAYS for rate in RATES if (line := _target(rate, way, _of(held, way)))]
-    return f"{where}:\n\n" + "\n".join(lines) + "\n"
+    hidden = [r for r in poor if (r.environment == HELD_OUT) == whole]
+    lines = [_target(rate, way, _of(held, way)) for way in WAYS for rate in RATES]
+    lines += [_target(rate, way, _of(hidden, way), "one family hidden, ") for way in WAYS for rate in HIDDEN]
+    return f"{where}:\n\n" + "\n".join(line for line in lines if line) + "\n"
 
 
-def _target(rate: Rate, way: str, runs: Sequence[Judged]) -> str:
+def _target(rate: Rate, way: str, runs: Sequence[Judged], lead: str = "") -> str:
     found = counted(rate, runs)
     said = rate.judged(way, found)
     if not said:
         return ""
-    return (
-        f"- {said.replace('missed', '**missed**')}; {WAY_WORDS[way]}: {rate.name}: {found.words()}; {rate.target(way)}"
+    told = said.replace("missed", "**missed**")
+    return f"- {told}; {lead}{WAY_WORDS[way]}: {rate.name}: {found.words()}; {rate.target(way)}"
+
+
+def _tables(runs: Sequence[Judged], poor: Sequence[Judged], env: str, table: Table) -> str:
+    ways = _ways(runs)
+    by_way = [_of(runs, way) for way in ways]
+    shares = (
+        [rate.name, rate.short(ways), *(counted(rate, r).short() for r in by_way)] for rate in (*RATES, *BY_CAUSE)
     )
+    onsets = ([f"onset of {d.name}", "", *(words(error(d, r)) for r in by_way)] for d in DATED)
+    parts = [
+        f"\n## `{env}`{', held out' if env == HELD_OUT else ''}\n\nShares: hits/runs, share (interval) in %.\n\n",
+        table(["share", "target", *ways], [*shares, *(row for row in onsets if any(row[2:]))]),
+        _hidden(poor, table) if poor else "",
+        "\n",
+        table(["scenario", "truth", *ways], _matrix(by_way)),
+    ]
+    return "".join(parts)
 
 
-def _tables(runs: Sequence[Judged], table: Table) -> Iterator[str]:
-    for env in environments():
-        ways = [w for w in WAYS if _of(runs, w, env)]
-        if not ways:
-            continue
-        yield f"\n## `{env}`{', held out' if env == HELD_OUT else ''}\n\n"
-        yield table(
-            ["share", *ways], ([rate.name, *(_cell(rate, w, _of(runs, w, env)) for w in ways)] for rate in RATES)
-        )
-        yield "\n"
-        yield table(["scenario", "truth", *ways], _matrix(runs, env, ways))
+def _hidden(poor: Sequence[Judged], table: Table) -> str:
+    """A row for each hidden family: mistakes, and whether a verdict that became undetermined names it."""
+    ways = _ways(poor)
+    names = [name for name in families() if any(r.hidden == name for r in poor)]
+    rows = [
+        [families()[name].title, *(_lost([r for r in _of(poor, way) if r.hidden == name]) for way in ways)]
+        for name in names
+    ]
+    return "\nWith one family hidden:\n\n" + table(["hidden", *ways], rows)
 
 
-def _cell(rate: Rate, way: str, runs: Sequence[Judged]) -> str:
-    found: Count = counted(rate, runs)
-    target = rate.target(way)
-    return f"{found.words()}{f'; target {target}' if target and found.runs else ''}"
+def _lost(runs: Sequence[Judged]) -> str:
+    wrong, alarm, named, in_verdict = (counted(rate, runs) for rate in HIDDEN)
+    told = f"{wrong.hits} wrong, {alarm.hits} false alarms of {len(runs)}"
+    if not named.runs:
+        return told
+    return f"{told}; {named.runs} became undetermined, {named.hits} name it ({in_verdict.hits} in the verdict)"
 
 
-def _matrix(runs: Sequence[Judged], env: str, ways: Sequence[str]) -> Iterator[Sequence[str]]:
-    by_way = {way: {name: (kinds, said) for name, kinds, said in matrix(_of(runs, way, env))} for way in ways}
+def _matrix(by_way: Sequence[Sequence[Judged]]) -> Iterator[Sequence[str]]:
+    found = [{name: (kinds, said) for name, kinds, said in matrix(runs)} for runs in by_way]
     for name in [s.name for s in scenarios()]:
-        kinds = next((found[name][0] for found in by_way.values() if name in found), None)
+        kinds = next((one[name][0] for one in found if name in one), None)
         if kinds is not None:
-            yield [f"`{name}`", kinds, *(by_way[way].get(name, ("", ""))[1] for way in ways)]
+            yield [f"`{name}`", kinds, *(one.get(name, ("", ""))[1] for one in found)]
 
 
 def _mistakes(runs: Sequence[Judged]) -> str:
     """Every wrong verdict, except those of the held-out environment, which is not to be looked into."""
     lines = [f"- {line}\n" for line in amiss([r for r in runs if r.environment != HELD_OUT])]
     head = "\n## Verdicts that were wrong, or left a harmed run without every cause\n\n"
-    return f"{head}Those of `{HELD_OUT}` are counted above and not told.\n\n{''.join(lines)}" if lines else ""
+    note = f"Those of `{HELD_OUT}` are counted above and not told. Without a baseline, only those that were wrong.\n\n"
+    return f"{head}{note}{''.join(lines)}" if lines else ""

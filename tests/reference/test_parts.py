@@ -19,9 +19,10 @@ from verl_audit.reference.loss import advantages, correction, push
 from verl_audit.reference.numerics import FORMATS, LARGEST, round_to
 from verl_audit.reference.policy import Numerics, Policy, Weights, log_softmax, make_policy, processed
 from verl_audit.reference.router import choose
+from verl_audit.reference.scenarios import scenarios, settings_of
 from verl_audit.reference.settings import Settings, with_overrides
 from verl_audit.reference.task import expected_score, make_task, score
-from verl_audit.reference.truth import speed, speed_to_end
+from verl_audit.reference.truth import BaselineCurve, behind_from, onsets, speed, speed_to_end
 
 SMALL = with_overrides(Settings(), {"classes": 4, "lengths": "2,4", "positions": 8, "features": 16, "groups": 4})
 STEP = {"bf16": 2**-8, "fp8_e4m3": 2**-4, "fp8_e5m2": 2**-3, "fp6": 2**-4, "fp4": 2**-2}
@@ -217,6 +218,30 @@ def test_speed_is_the_factor_a_curve_was_stretched_by() -> None:
         assert speed_to_end(updates, slow, updates, base) == pytest.approx(min(factor, 1.0), rel=0.08)
     plateau = np.minimum(base, 0.5)
     assert speed_to_end(updates, plateau, updates, base) < 0.35
+
+
+def test_a_run_is_behind_from_where_it_stays_below_a_baseline_two_deviations_slow() -> None:
+    updates = np.arange(0, 201.0)
+    base = BaselineCurve(updates, 0.8 - 0.7 * np.exp(-updates / 60), 1.0, 0.1, 5)
+    curve = np.stack([updates, updates, base.reward], axis=1)
+    assert behind_from(updates, base.reward, base) is None
+    stuck = np.minimum(base.reward, base.reward[50])
+    first = behind_from(updates, stuck, base)
+    assert first is not None and first == np.floor(50 * np.exp(0.2)) + 1  # the slow one needs so long to pass it
+    curve[:, 2] = stuck
+    assert onsets(curve, base, 50, 4) == {"sets_in": 51, "behind": np.ceil(first / 4)}
+    assert onsets(curve, None, None, 1) == {"sets_in": None, "behind": None}
+    caught_up = np.where(updates < 100, stuck, base.reward)
+    assert behind_from(updates, caught_up, base) is None
+
+
+def test_scenarios_with_an_onset_name_a_setting_that_counts_steps() -> None:
+    stated = [(s, s.onset) for s in scenarios() if s.onset]
+    assert stated
+    for chosen, name in stated:
+        settings = settings_of(chosen, "small", {})
+        assert 0 < chosen.settings[name] < settings.updates
+        assert settings.updates_per_sync == 1  # updates, versions and logged steps are then the same count
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from verl_audit.cli import main
 from verl_audit.errors import AuditError
 from verl_audit.reference import scenarios
 from verl_audit.selftest import QUICK, WAYS, cases, judged
-from verl_audit.selftest.records import code_digest, read, with_all, write
+from verl_audit.selftest.records import code_digest, key, read, with_all, write
+from verl_audit.selftest.score import Answer, Judged, Truth
 
 
 def test_two_scenarios_are_judged_from_the_command_line_and_kept(tmp_path: Path) -> None:
@@ -36,6 +39,33 @@ def test_records_of_other_code_are_not_gone_on_with_and_a_new_verdict_replaces_a
     assert kept.read_text(encoding="utf-8").count("\n") == 3
 
 
+def test_a_run_is_judged_with_a_family_hidden_beside_the_verdict_with_everything() -> None:
+    (case,) = cases(["async"], ["small"], 1, ["metrics+baseline"], ["gap", "queue"])
+    blind, same = judged([case], workers=1)
+    assert (blind.hidden, blind.answer.outcome, blind.silenced) == ("gap", "undetermined", True)
+    assert "gap_prob_mean" in blind.answer.missing and "gap_prob_mean" in blind.answer.lacking
+    assert blind.whole == same.whole == same.answer and same.answer.outcome == "none"
+
+
+def test_records_come_back_as_they_were_and_say_of_hidden_answers_only_what_differs(tmp_path: Path) -> None:
+    truth = Truth(frozenset({"sync"}), frozenset({"sync"}), None, 0.5, sets_in=21, behind=60)
+    whole = Answer("cause", ("sync",), symptom="slower", speed=(0.5, 0.4, 0.6), onset=(9.0, 58.0))
+    blind = Answer("undetermined", missing=("lag_mean",), symptom="slower", lacking=("lag_mean",))
+    first = Judged("frozen_replicas", "wide", 0, "traces+baseline", truth, whole)
+    runs = [first, replace(first, hidden="lag", answer=blind, whole=whole), replace(first, hidden="gap", whole=whole)]
+    write(tmp_path / "kept.json", runs, "this")
+    found = read(tmp_path / "kept.json")
+    assert sorted(found, key=key) == sorted(runs, key=key)
+    (row,) = json.loads((tmp_path / "kept.json").read_text(encoding="utf-8"))["runs"]
+    assert row["answers"]["traces+baseline-gap"] == {}
+    assert row["answers"]["traces+baseline-lag"]["speed"] is None
+
+
+def test_cases_come_seed_after_seed_in_the_order_of_the_environments() -> None:
+    found = [(c.environment, c.seed, c.scenario) for c in cases(["sync", "async"], ["wide", "small"], 2, ["metrics"])]
+    assert found == list(product(("wide", "small"), (0, 1), ("sync", "async")))
+
+
 def test_a_file_of_something_else_is_not_written_over(tmp_path: Path) -> None:
     other = tmp_path / "notes.json"
     other.write_text("{}", encoding="utf-8")
@@ -47,6 +77,8 @@ def test_unknown_names_are_told_before_anything_is_simulated() -> None:
     for names, env, way in (["nope"], "small", "metrics"), (["sync"], "nope", "metrics"), (["sync"], "small", "nope"):
         with pytest.raises(AuditError, match="nope"):
             cases(names, [env], 1, [way])
+    with pytest.raises(AuditError, match="nope"):
+        cases(["sync"], ["small"], 1, ["metrics"], ["nope"])
 
 
 def test_the_quick_choice_is_holds_a_scenario_of_each_kind() -> None:

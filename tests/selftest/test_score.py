@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from verl_audit.selftest.score import HARMFUL, Answer, Kind, Result, Truth, score
@@ -95,10 +97,24 @@ def test_an_interval_covers_the_true_speed_or_not() -> None:
 
 def test_truth_and_answer_are_read_from_the_trees_that_are_written() -> None:
     tree = {"causes": ["sync"], "at_work": ["sync"], "other": None, "speed_per_update": 0.4, "per_hour_only": False}
-    assert Truth.of(tree) == truth("sync", speed=0.4)
+    onset = {"sets_in": 21, "behind": 60}
+    assert Truth.of({**tree, "onset": onset}) == replace(truth("sync", speed=0.4), sets_in=21, behind=60)
     verdict = {"outcome": "cause", "causes": ["sync"], "risks": [], "other": None, "missing": ["lag_mean"]}
     speed = {"value": 0.5, "low": 0.4, "high": 0.6, "interval": "two-sided 90 %"}
-    symptom = {"state": "slower", "speed": {"per_update": speed}}
-    assert Answer.of({"verdict": verdict, "symptom": symptom}) == Answer(
-        "cause", ("sync",), (), None, ("lag_mean",), "slower", (0.5, 0.4, 0.6)
+    symptom = {"state": "slower", "speed": {"per_update": speed}, "onset": {"low": 20.0, "high": 50.0}}
+    entries = [{"signal": name, "standing": s} for name, s in (("ess", "inert"), ("lag_mean", "derivable"))]
+    rest = {"coverage": {"causes": {"staleness": entries, "sync": entries}}, "findings": []}
+    assert Answer.of({"verdict": verdict, "symptom": symptom, **rest}) == Answer(
+        "cause", ("sync",), (), None, ("lag_mean",), "slower", (0.5, 0.4, 0.6), (20.0, 50.0), None, ("ess",)
     )
+
+
+def test_the_event_of_another_verdict_is_that_of_the_finding_it_names() -> None:
+    found = [
+        {"title": "Entropy collapsed", "status": "fired", "cause": "health", "onset": {"low": 3.0, "high": 9.0}},
+        {"title": "The rate fell", "status": "fired", "cause": "health", "onset": {"low": 41.0, "high": 41.0}},
+    ]
+    verdict = {"outcome": "other", "causes": [], "risks": [], "other": "the rate fell", "missing": []}
+    symptom = {"state": "untested", "speed": {"per_update": None}, "onset": None}
+    tree = {"verdict": verdict, "symptom": symptom, "coverage": {"causes": {}}, "findings": found}
+    assert Answer.of(tree).event == (41.0, 41.0)

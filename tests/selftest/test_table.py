@@ -1,63 +1,38 @@
-"""Counting: intervals, who is counted in which share, and the list of mistakes."""
+"""The matrix of scenarios by result, and the list of mistakes."""
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from dataclasses import replace
 
-from verl_audit.selftest.score import Answer, Judged, Truth
-from verl_audit.selftest.table import RATES, Count, amiss, counted, matrix, text, wilson
-
-STALE = Truth(frozenset({"staleness"}), frozenset({"staleness"}), None, 0.5)
-TWO = Truth(frozenset({"mismatch", "sync"}), frozenset({"mismatch", "sync"}), None, 0.5)
-HARMLESS = Truth(frozenset(), frozenset(), None, 1.0)
-SLOW_BY_OTHER = Truth(frozenset(), frozenset(), "repeated data", 0.5)
-RUNS = [
-    Judged("stale_bypass", "small", 0, "metrics", STALE, Answer("cause", ("staleness",))),
-    Judged("stale_bypass", "small", 1, "metrics", STALE, Answer("cause", ("eviction",))),
-    Judged("frozen_and_fp4", "small", 0, "metrics", TWO, Answer("cause", ("sync",))),
-    Judged("async", "small", 0, "metrics", HARMLESS, Answer("none")),
-    Judged("data_repeated", "small", 0, "metrics", SLOW_BY_OTHER, Answer("cause", ("sync",))),
-]
-
-
-def test_the_interval_is_wilsons() -> None:
-    low, high = wilson(8, 10)  # 0.4902 to 0.9433: Agresti and Coull 1998, formula 4
-    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)
-    assert wilson(0, 0) == (0.0, 1.0)
-
-
-@given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_the_interval_holds_the_share_and_is_the_same_from_the_other_side(found: tuple[int, int]) -> None:
-    hits, runs = found
-    low, high = wilson(hits, runs)
-    assert 0 <= low <= hits / runs + 1e-12 and hits / runs - 1e-12 <= high <= 1
-    assert wilson(runs - hits, runs) == pytest.approx((1 - high, 1 - low), abs=1e-12)
-
-
-def test_each_share_counts_the_runs_it_speaks_of() -> None:
-    found = {rate.name: counted(rate, RUNS) for rate in RATES}
-    assert found["right cause, of harmed runs"] == Count(2, 3)
-    assert found["both causes named, of harmed runs with two"] == Count(0, 1)
-    assert found["wrong cause, of runs with a cause"] == Count(1, 3)
-    assert found["false alarm, of harmless runs"] == Count(0, 1)
-    assert found["one of the four named, of runs slowed by something else"] == Count(1, 1)
-
-
-def test_a_target_is_met_by_the_share_and_only_where_there_is_one() -> None:
-    right, wrong = RATES[0], RATES[2]
-    assert (right.met("traces+baseline", 0.89), right.met("metrics+baseline", 0.89)) == (False, True)
-    assert right.met("metrics", 0.1) is None and right.target("metrics") == ""
-    assert (wrong.met("metrics", 0.01), wrong.met("metrics", 0.02)) == (True, False)
+from tests.selftest.made import RUNS
+from verl_audit.selftest.score import Answer, Truth
+from verl_audit.selftest.table import amiss, matrix, text
 
 
 def test_the_matrix_has_a_line_a_scenario_and_mistakes_are_listed() -> None:
-    assert matrix(RUNS)[0] == ("stale_bypass", "harmful", "right 1, wrong 1")
-    assert [line.split(" ")[:2] for line in amiss(RUNS)] == [
+    with_baseline = [replace(run, way="metrics+baseline") for run in RUNS]
+    assert matrix(RUNS)[0] == ("stale_bypass", "harmful", "1 right, 1 wrong")
+    assert [line.split(" ")[:2] for line in amiss(with_baseline)] == [
         ["wrong:", "stale_bypass"],
         ["part:", "frozen_and_fp4"],
         ["false", "alarm:"],
     ]
-    assert "wrong cause, of runs with a cause: 1/3 = 33.3% (6% to 79%); at most 1%: MISSED" in text(RUNS)
+    assert "wrong cause, of runs with a cause: 1/3 = 33.3% (5% to 84%); at most 1%: MISSED" in text(RUNS)
     assert text(RUNS[:1]).endswith("No verdict was wrong, none left a harmed run without its cause.")
+
+
+def test_several_seeds_are_told_with_their_counts() -> None:
+    first = RUNS[0]
+    mild = replace(first, seed=9, truth=Truth(first.truth.causes, first.truth.at_work, None, 0.9))
+    five = [*(replace(first, seed=seed) for seed in range(4)), mild]
+    assert matrix(five) == [("stale_bypass", "4 harmful, 1 mild", "5 right")]
+    unsure = replace(first, seed=4, answer=Answer("undetermined"))
+    assert matrix([*five[:4], unsure]) == [("stale_bypass", "harmful", "4 right, 1 undetermined")]
+
+
+def test_seeds_that_are_amiss_alike_take_one_line_and_only_mistakes_are_told_without_a_baseline() -> None:
+    part = replace(RUNS[2], way="metrics+baseline")
+    (line,) = amiss([part, replace(part, seed=3), replace(part, seed=4)])
+    assert line.startswith("part: frozen_and_fp4") and line.endswith("; likewise seed 3, 4")
+    assert not list(amiss([replace(part, way="metrics")]))
+    assert "[metrics without lag]" in next(amiss([replace(RUNS[1], hidden="lag")]))

@@ -13,7 +13,7 @@ from verl_audit.errors import AuditError
 from verl_audit.reference.loop import Observer, Run
 from verl_audit.reference.scenarios import DEFAULT_ENVIRONMENT, Scenario, scenario, settings_of
 from verl_audit.reference.traces import TraceOptions, Traces
-from verl_audit.reference.truth import baseline_curves, measured
+from verl_audit.reference.truth import baseline_curves, measured, onsets
 from verl_audit.reference.verl_log import VerlLog
 
 TRUTH = "truth.json"
@@ -86,6 +86,7 @@ def truth(chosen: Scenario, env: str, seed: int, run: Run, overrides: Mapping[st
     changed = sorted(set(overrides) - COMPARABLE)
     known = baseline_curves().get((env, chosen.baseline)) if not changed else None
     trained = run.learner.updates * run.settings.groups
+    sets_in = getattr(run.settings, chosen.onset) if chosen.onset else None
     return {
         "scenario": chosen.name,
         "environment": env,
@@ -99,5 +100,6 @@ def truth(chosen: Scenario, env: str, seed: int, run: Run, overrides: Mapping[st
         "per_hour_only": chosen.per_hour,
         "baseline": chosen.baseline,
         **measured(np.array(run.curve), known),
+        "onset": onsets(np.array(run.curve), known, sets_in, run.settings.updates_per_sync),
         "generated_per_trained": round(run.engine.submitted / trained, 4),
     }

@@ -3,6 +3,9 @@
 Learning speed is a time-warp against the mean curve of baseline runs of the same environment: the factor `a` for which
 `reward(u) = baseline(a u)` fits best, u counting optimizer updates. The curves are the exact expected rewards of the
 trainer's policy, so no metric and no noise of a run enters. Per hour the clock ratio is applied.
+
+Onsets are in logged steps: when the mechanism set in, where it does so in the middle of a run, and from when on the
+run is surely behind.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ SPEEDS = np.exp(np.linspace(np.log(0.05), np.log(3.0), 165))
 """Factors that are tried: steps of 2.5 %."""
 LEAST_GAIN = 0.25
 """Reward a baseline must gain for a speed to mean anything."""
+BEHIND = 2.0
+"""Standard deviations of the log-speed by which a run must be behind to be surely so: 1 run of 44 is, by chance."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def speed_to_end(updates: Curve, reward: Curve, baseline_updates: Curve, baselin
 
 @cache
 def baseline_curves() -> dict[tuple[str, str], BaselineCurve]:
-    """The shipped curves by environment and baseline scenario (written by `docs/reference_curves.py`)."""
+    """The shipped curves by environment and baseline scenario (written by `docs/reference_runs.py`)."""
     found = json.loads(files("verl_audit.reference").joinpath("curves.json").read_text(encoding="utf-8"))
     return {
         (environment, name): BaselineCurve(
@@ -71,6 +76,30 @@ def baseline_curves() -> dict[tuple[str, str], BaselineCurve]:
         )
         for environment, named in found["curves"].items()
         for name, c in named.items()
+    }
+
+
+def behind_from(updates: Curve, reward: Curve, baseline: BaselineCurve) -> float | None:
+    """First update from which on the run stays below a baseline run that is `BEHIND` sd slow; None where it does not.
+
+    That comes after the mechanism has set in: the shortfall must first outgrow what differs between equal runs.
+    """
+    slow = np.interp(updates * np.exp(-BEHIND * baseline.sd_log_speed), baseline.updates, baseline.reward)
+    level = np.flatnonzero(reward >= slow)
+    first = int(level[-1]) + 1 if len(level) else 0
+    return float(updates[first]) if first < len(updates) else None
+
+
+def onsets(curve: Curve, baseline: BaselineCurve | None, sets_in: int | None, updates_per_step: int) -> dict[str, Any]:
+    """Logged steps at which the mechanism first touches the run and from which the run is behind, null where unknown.
+
+    `sets_in` counts updates made or versions published before the mechanism works; a step logs what it made of them.
+    """
+    taught = baseline is not None and np.ptp(baseline.reward) >= LEAST_GAIN
+    behind = behind_from(curve[:, 0], curve[:, 2], baseline) if taught and baseline is not None else None
+    return {
+        "sets_in": sets_in + 1 if sets_in else None,
+        "behind": None if behind is None else int(np.ceil(behind / updates_per_step)),
     }
 
 

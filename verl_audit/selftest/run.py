@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,10 +16,13 @@ from tempfile import TemporaryDirectory
 from verl_audit.errors import AuditError
 from verl_audit.pipeline import audit
 from verl_audit.reference import TraceOptions, environments, scenario, simulate, truth_path
+from verl_audit.selftest.hide import Family, family, poorer
 from verl_audit.selftest.score import Answer, Judged, Truth
 
 WAYS = ("traces+baseline", "metrics+baseline", "traces", "metrics")
 """What the auditor is given: metrics alone or with per-trajectory traces, a baseline run or none."""
+HELD_OUT = "wide"
+"""Environment that is only for reporting: no rule, threshold or verdict may be changed for what it shows."""
 QUICK = (
     "async", "async_fp8", "async_wait", "fp4_bypass", "temperature_bypass", "fp4_tis", "stale_bypass", "drop",
     "frozen_replicas", "stale_and_fp4", "rate_decayed", "reward_hacking",
@@ -27,17 +30,20 @@ QUICK = (
 """A run or more of each kind, for a look in less than a minute."""
 BASELINE_SEEDS = 100
 """The baseline of seed n is made with seed n + 100: another run, as that of a user would be."""
+TRACES = "traces"
+"""Folder of a run that holds its traces."""
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run to make, and the ways to judge it."""
+    """One run to make, and the ways to judge it: each with everything, or with each of `hidden` hidden in turn."""
 
     scenario: str
     environment: str
     seed: int
     ways: tuple[str, ...]
+    hidden: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> tuple[str, str, int]:
@@ -45,16 +51,21 @@ class Case:
         return scenario(self.scenario).baseline, self.environment, self.seed + BASELINE_SEEDS
 
 
-def cases(names: Sequence[str], envs: Sequence[str], seeds: int, ways: Sequence[str]) -> list[Case]:
-    """Every scenario in every environment with seeds 0 to `seeds` - 1; `AuditError` for an unknown name."""
+def cases(
+    names: Sequence[str], envs: Sequence[str], seeds: int, ways: Sequence[str], hidden: Sequence[str] = ()
+) -> list[Case]:
+    """Every scenario in every environment with seeds 0 to `seeds` - 1; `AuditError` for an unknown name.
+
+    In the order of `envs`, and in each seed after seed, so that a part of the list is a smaller look at everything.
+    """
     for env in envs:
         if env not in environments():
             raise AuditError(f"no environment {env!r}; one of {', '.join(environments())}")
     for way in ways:
         if way not in WAYS:
             raise AuditError(f"no way {way!r}; one of {', '.join(WAYS)}")
-    chosen = [scenario(name).name for name in names]
-    return [Case(name, env, seed, tuple(ways)) for env, seed, name in product(envs, range(seeds), chosen)]
+    chosen, gone = [scenario(name).name for name in names], tuple(family(name).name for name in hidden)
+    return [Case(name, env, seed, tuple(ways), gone) for env, seed, name in product(envs, range(seeds), chosen)]
 
 
 def judged(todo: Sequence[Case], workers: int | None = None) -> Iterator[Judged]:
@@ -91,24 +102,54 @@ def _place(which: tuple[str, str, int], folder: Path) -> Path:
 
 
 def judge(case: Case, folder: Path) -> list[Judged]:
-    """Simulate a run below `folder`, judge it each way, and remove it."""
+    """Simulate a run below `folder`, judge it each way, and remove it.
+
+    With something hidden the verdict with everything is made again, to compare with, and not returned.
+    """
     base = _place(case.baseline, folder)
     with TemporaryDirectory(dir=folder) as made:
-        run, bare = Path(made) / "run", Path(made) / "bare" / "run"
-        traced = TraceOptions() if any(way.startswith("traces") for way in case.ways) else None
+        run = Path(made) / "run"
+        traced = TraceOptions() if any(way.startswith(TRACES) for way in case.ways) else None
         simulate(case.scenario, case.environment, case.seed, run, logs=("file",), traces=traced)
-        shutil.copytree(run, bare, ignore=shutil.ignore_patterns("traces"))
         truth = Truth.of(json.loads(truth_path(run).read_text(encoding="utf-8")))
+        whole = _answers(case.ways, run, base)
+        if not case.hidden:
+            return [_judged(case, way, truth, said) for way, said in whole.items()]
         return [
-            Judged(case.scenario, case.environment, case.seed, way, truth, _answer(way, run, bare, base))
-            for way in case.ways
+            _judged(case, way, truth, said, gone, whole[way])
+            for gone in map(family, case.hidden)
+            for way, said in _without(gone, case.ways, run, base, Path(made) / gone.name).items()
         ]
+
+
+def _judged(
+    case: Case, way: str, truth: Truth, said: Answer, hidden: Family | None = None, whole: Answer | None = None
+) -> Judged:
+    """A verdict to keep: of what coverage lacks only what it lacks because it was hidden."""
+    where = case.scenario, case.environment, case.seed, way, truth
+    if hidden is None or whole is None:
+        return Judged(*where, replace(said, lacking=()))
+    new = tuple(signal for signal in said.lacking if hidden.has(signal) and signal not in whole.lacking)
+    return Judged(*where, replace(said, lacking=new), hidden.name, replace(whole, lacking=()))
+
+
+def _without(hidden: Family, ways: Sequence[str], run: Path, base: Path, folder: Path) -> dict[str, Answer]:
+    """The answers for a run of which, as of its baseline, one family was not recorded."""
+    found = _answers(ways, poorer(run, folder / "run", hidden), poorer(base, folder / "baseline", hidden))
+    shutil.rmtree(folder)
+    return found
+
+
+def _answers(ways: Sequence[str], run: Path, base: Path) -> dict[str, Answer]:
+    bare = run.parent / "bare" / run.name
+    shutil.copytree(run, bare, ignore=shutil.ignore_patterns(TRACES))
+    return {way: _answer(way, run, bare, base) for way in ways}
 
 
 def _answer(way: str, run: Path, bare: Path, base: Path) -> Answer:
     given, _, compared = way.partition("+")
     try:
-        found = audit(run if given == "traces" else bare, baselines=[base] if compared else [])
+        found = audit(run if given == TRACES else bare, baselines=[base] if compared else [])
     except AuditError as error:  # an audit that gives up is counted, and the rest goes on
         return Answer("error", other=str(error))
     with found.store:

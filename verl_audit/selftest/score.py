@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 Kind = Literal["harmful", "mild", "per hour", "harmless", "other"]
@@ -12,6 +13,7 @@ Result = Literal[
 ]
 HARMFUL = 0.8
 """True learning speed per update, as a share of the baseline's, below which a run is called harmed."""
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class Truth:
     other: str | None
     speed: float | None
     per_hour: bool = False
+    sets_in: int | None = None
+    """First logged step that the mechanism touches, where it sets in in the middle of the run."""
+    behind: int | None = None
+    """Logged step from which on the run is surely behind."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> Truth:
@@ -35,6 +41,8 @@ class Truth:
             found["other"],
             found["speed_per_update"],
             found["per_hour_only"],
+            found["onset"]["sets_in"],
+            found["onset"]["behind"],
         )
 
     @property
@@ -75,6 +83,13 @@ class Answer:
     symptom: str = ""
     speed: tuple[float, float, float] | None = None
     """Learning speed per update with its 90 % interval, where there was a baseline."""
+    onset: Interval | None = None
+    """Steps between which the run fell behind."""
+    event: Interval | None = None
+    """Steps between which the event named as `other` began, where its rule dates it."""
+    lacking: tuple[str, ...] = ()
+    """Signals that the coverage calls missing, inert or corrupt; kept where a family is hidden: those of it that were
+    not so with everything."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Answer:
@@ -89,7 +104,31 @@ class Answer:
             tuple(verdict["missing"]),
             symptom["state"],
             None if found is None else (found["value"], found["low"], found["high"]),
+            _interval(symptom["onset"]),
+            _event(verdict["other"], document["findings"]),
+            _lacking(document["coverage"]["causes"].values()),
         )
+
+    @property
+    def said(self) -> tuple[str, tuple[str, ...]]:
+        """Outcome and causes: what makes one verdict another."""
+        return self.outcome, self.causes
+
+
+def _interval(found: Mapping[str, float] | None) -> Interval | None:
+    return None if found is None else (found["low"], found["high"])
+
+
+def _event(other: str | None, findings: Iterable[Mapping[str, Any]]) -> Interval | None:
+    """When the event named by the verdict began: that of the fired finding whose title it says."""
+    fired = (f for f in findings if f["status"] == "fired" and f["cause"] == "health")
+    named = (f["onset"] for f in fired if other is not None and other[1:].startswith(f["title"][1:]))
+    return _interval(next(named, None))
+
+
+def _lacking(causes: Iterable[Iterable[Mapping[str, str]]]) -> tuple[str, ...]:
+    entries = [entry for needs in causes for entry in needs if entry["standing"] not in ("present", "derivable")]
+    return tuple(dict.fromkeys(entry["signal"] for entry in entries))
 
 
 @dataclass(frozen=True)
@@ -116,11 +155,24 @@ class Judged:
     way: str
     truth: Truth
     answer: Answer
+    hidden: str = ""
+    """Family of signals that was hidden; empty: none."""
+    whole: Answer | None = None
+    """What was answered with everything, where a family is hidden."""
 
-    @property
+    @cached_property
     def score(self) -> Score:
         """The verdict weighed against the truth."""
         return score(self.truth, self.answer)
+
+    @property
+    def silenced(self) -> bool:
+        """Whether the verdict became undetermined for what was hidden."""
+        return (
+            self.whole is not None
+            and self.whole.outcome not in ("undetermined", "error")
+            and self.answer.outcome == "undetermined"
+        )
 
 
 def score(truth: Truth, answer: Answer) -> Score:
