@@ -94,6 +94,7 @@ def truth(chosen: Scenario, env: str, seed: int, run: Run, overrides: Mapping[st
         "family": chosen.family,
         "causes": list(chosen.causes),
         "at_work": list(chosen.at_work),
+        "onset_update": run.settings.onset_update,
         "other": chosen.other,
         "harmless": chosen.harmless,
         "per_hour_only": chosen.per_hour,
