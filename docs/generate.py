@@ -441,7 +441,7 @@ Runs that `verl-audit simulate SCENARIO -o DIR` writes, and what is true of them
 *Slows it* is what makes learning slow; *at work* are mechanisms that are present, harmful or not. The last columns are
 measured: learning speed per update against the baseline of the scenario in that environment (1 = as fast), and after
 the slash the updates the baseline needs for what the run reaches at its end, as a share of those the run took, which
-shows a plateau. Means over the seeds (3 in `small`, 1 elsewhere); a dash where the baseline itself hardly learns,
+shows a plateau. Means over the seeds (3 in `small`, 1 to 3 elsewhere); a dash where the baseline itself hardly learns,
 nothing where it was not measured. Both come from the exact expected reward of the policy, not from a metric. Written
 by `python docs/reference_runs.py`.
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_audit.errors import AuditError
+from verl_audit.reference.buffer import Buffer
 from verl_audit.reference.clock import Engine, loaded
 from verl_audit.reference.learner import TRAINER, Learner
 from verl_audit.reference.loop import Run
@@ -19,7 +20,6 @@ from verl_audit.reference.loss import advantages, correction, push
 from verl_audit.reference.numerics import FORMATS, LARGEST, round_to
 from verl_audit.reference.policy import Numerics, Policy, Weights, log_softmax, make_policy, processed
 from verl_audit.reference.router import choose
-from verl_audit.reference.scenarios import scenarios, settings_of
 from verl_audit.reference.settings import Settings, with_overrides
 from verl_audit.reference.task import expected_score, make_task, score
 from verl_audit.reference.truth import BaselineCurve, behind_from, onsets, speed, speed_to_end
@@ -180,6 +180,78 @@ def test_long_responses_come_back_later() -> None:
     assert [length for _, length in order] == sorted(length for _, length in order)
 
 
+def test_a_sleeping_engine_writes_nothing_and_goes_on_with_the_next_weights() -> None:
+    engine, learner, _ = engine_with(SMALL)
+    engine.submit(np.array([1]), 1, 0)
+    engine.pass_time(SMALL.prefill_seconds + 1.5 * engine.pace)
+    engine.sleep()
+    rows, before = engine.stopped, engine.pool.progress.copy()
+    assert len(rows) and not engine.running
+    engine.submit(np.array([2]), 2, 0)
+    assert engine.pass_time(100.0) == [] and not engine.running
+    engine.load(learner.publish(1, engine.replicas), 0.5)
+    assert engine.aborted == len(rows) and np.array_equal(engine.pool.progress, before)
+    assert np.all(engine.pool.source[rows, 0] == 0) and np.all(engine.pool.source[rows, 1] == 1)
+    assert len(engine.running) > len(rows)
+
+
+def test_a_straggler_writes_the_same_tokens_later() -> None:
+    tokens, ended = [], []
+    for chance in (0.0, 0.3):
+        engine, _, _ = engine_with(with_overrides(SMALL, {"straggler": chance, "straggler_factor": 20.0}))
+        engine.submit(np.zeros(30, int), 1, 0)
+        while engine.running:
+            engine.finish_next()
+        rows = np.arange(30 * SMALL.group_size)
+        tokens.append(engine.pool.tokens[rows].copy())
+        ended.append((engine.pool.ended[rows] - SMALL.prefill_seconds) / engine.pool.length[rows] / engine.pace)
+    assert np.array_equal(*tokens)
+    assert np.allclose(ended[0], 1)
+    slow = ended[1] > 1.5
+    assert np.allclose(ended[1][slow], 20) and 0.2 < slow.mean() < 0.4
+
+
+def test_before_the_onset_the_engine_is_sound() -> None:
+    faults = {"rollout_format": "fp4", "scaling": "tensor", "temperature": 1.3, "failure": 0.9}
+    s = with_overrides(Settings(), {**faults, "onset": 0.25, "updates": 8, "classes": 4, "features": 16})
+    task = make_task(s.classes, s.vocabulary, s.lengths, s.positions, 0)
+    policy, weights = make_policy(task, s.features, 0, 1.0, 0)
+    learner = Learner(s, policy, weights)
+    sound = policy.forward(weights, Numerics("bf16", "bf16")).logp
+    found = [np.array_equal(learner.publish(version, [])[0].logp, sound) for version in range(4)]
+    assert found == [True, True, False, False]
+    engine = Engine(s, 0)
+    engine.load(learner.publish(0, []), 0.0)
+    cuts = [engine.pool.cut[engine.pool.rows(engine.submit(np.zeros(1, int), 1, v)[0])] for v in range(4)]
+    assert [bool((cut <= s.positions).any()) for cut in cuts] == [False, False, True, True]
+    late = with_overrides(s, {"rollout_format": "bf16", "frozen": 1})
+    assert (late.faulty_from, late.onset_update) == (2, 2)
+
+
+def test_a_full_queue_discards_the_oldest_but_not_while_the_trainer_collects() -> None:
+    over = {"trainer": "fully_async", "queue": 1.0, "groups": 2, "staleness_share": 3.0, "slots": 6}
+    settings = with_overrides(SMALL, over)
+    engine, _, _ = engine_with(settings)
+    gone: list[int] = []
+    buffer = Buffer(
+        settings,
+        engine,
+        lambda n: np.zeros(n, np.int64),
+        lambda group: np.zeros(settings.group_size, np.float32),
+        lambda group, reasons, step: gone.append(group.number),
+    )
+    buffer.admit(1)
+    assert len(buffer.unfinished) == buffer.most_out == 8
+    first = [g.number for g in buffer.sample(1, 4)]
+    assert gone == [] and len(first) == 4
+    buffer.pass_time(1000.0, 1)
+    assert len(buffer.finished) == settings.queue_groups == 2 and buffer.overflowed == len(gone) == 2
+    assert set(first).isdisjoint(gone) and not buffer.unfinished
+    buffer.synced(1)
+    buffer.admit(2)
+    assert not buffer.unfinished  # nothing is asked while the queue is full
+
+
 def test_no_more_than_the_slots_run_at_once() -> None:
     engine, _, _ = engine_with(with_overrides(SMALL, {"slots": 5}))
     engine.submit(np.zeros(4, int), 1, 0)
@@ -229,19 +301,11 @@ def test_a_run_is_behind_from_where_it_stays_below_a_baseline_two_deviations_slo
     first = behind_from(updates, stuck, base)
     assert first is not None and first == np.floor(50 * np.exp(0.2)) + 1  # the slow one needs so long to pass it
     curve[:, 2] = stuck
-    assert onsets(curve, base, 50, 4) == {"sets_in": 51, "behind": np.ceil(first / 4)}
-    assert onsets(curve, None, None, 1) == {"sets_in": None, "behind": None}
+    late = Settings(decay_from=48, updates_per_sync=4)
+    assert onsets(curve, base, late) == {"sets_in": 13, "behind": np.ceil(first / 4)}
+    assert onsets(curve, None, Settings()) == {"sets_in": None, "behind": None}
     caught_up = np.where(updates < 100, stuck, base.reward)
     assert behind_from(updates, caught_up, base) is None
-
-
-def test_scenarios_with_an_onset_name_a_setting_that_counts_steps() -> None:
-    stated = [(s, s.onset) for s in scenarios() if s.onset]
-    assert stated
-    for chosen, name in stated:
-        settings = settings_of(chosen, "small", {})
-        assert 0 < chosen.settings[name] < settings.updates
-        assert settings.updates_per_sync == 1  # updates, versions and logged steps are then the same count
 
 
 @pytest.mark.parametrize(
@@ -255,6 +319,10 @@ def test_scenarios_with_an_onset_name_a_setting_that_counts_steps() -> None:
         ({"lengths": "3,5"}, "must be even"),
         ({"updates_per_sync": 3}, "multiple of updates_per_sync"),
         ({"bypass": True, "rollout_is": "token"}, "ignores rollout_is"),
+        ({"onset": 1.0}, "share of the updates"),
+        ({"queue": 0.5}, "must hold a batch"),
+        ({"straggler_factor": 0.5}, "at least 1"),
+        ({"trainer": "colocate_async", "admission": 2}, "runs while training"),
     ],
 )
 def test_bad_settings_are_named(given: dict[str, Any], message: str) -> None:

@@ -131,6 +131,58 @@ def test_admission_bounds_what_was_asked(tmp_path: Path) -> None:
     assert run.engine.submitted == (s.admission + 19 + 1) * s.groups  # step 20 was trained from version 19
 
 
+def test_the_engine_of_colocate_async_works_between_updates_only(tmp_path: Path) -> None:
+    """Its clock is the sum of waits and updates, and what a sync finds was aborted when the batch was complete."""
+    run = simulate("colocate_drop", out=tmp_path / "run", traces=ALL, **FEW)
+    syncs = pq.read_table(run / "traces" / "syncs.parquet").to_pylist()
+    assert sum(s["aborted"] > 0 for s in syncs) > 12 and sum(s["prefill_tokens"] for s in syncs) > 0
+    busy = [(s["t1"].timestamp(), t) for s, t in zip(syncs[::4], series(run, "timing_s/gen")[1:], strict=False)]
+    ended = sorted({row["t_done"].timestamp() for row in trajectories(run) if row["t_done"] is not None})
+    for woke, wait in busy:
+        until = woke + wait + 1e-3
+        asleep = [t for t in ended if until < t < until + 0.3]
+        assert asleep == []
+    assert max(series(run, "training/off_policy/trajectory_staleness_worst/max")) == 1
+    assert min(series(run, "training/off_policy/evicted_samples_staleness/min")) == 3
+
+
+def test_late_faults_leave_the_first_steps_as_they_are(tmp_path: Path) -> None:
+    """The same run as without the fault until it sets in, and the truth says when."""
+    for late, sound in (("frozen_late", "async"), ("fp4_late", "async_bypass"), ("failures_late", "async")):
+        made = [simulate(n, out=tmp_path / late / n, **FEW) for n in (late, sound)]
+        truth = json.loads(truth_path(made[0]).read_text())
+        assert truth["onset"]["sets_in"] == 11
+        found = [series(m, "critic/rewards/mean") for m in made]
+        assert found[0][:10] == found[1][:10] and found[0][12:] != found[1][12:]
+    known = {n: settings_of(scenario(n), "small", {}).onset_update for n in ("sync", "drop", "rate_decayed")}
+    assert known == {"sync": None, "drop": None, "rate_decayed": 40}
+    assert settings_of(scenario("frozen_replicas"), "wide", {}).onset_update == 20
+
+
+def test_dropped_stragglers_are_like_the_trained(tmp_path: Path) -> None:
+    run = simulate("stragglers_dropped", out=tmp_path / "run", traces=TraceOptions(lists=0.0), updates=120)
+    settings = settings_of(scenario("stragglers_dropped"), "small", {})
+    rows = trajectories(run)
+    groups = {fate: [r for r in rows if r["fate"] == fate] for fate in ("trained", "stale")}
+    share = len(groups["stale"]) / (len(groups["stale"]) + len(groups["trained"]))
+    assert share == pytest.approx(1 - (1 - settings.straggler) ** settings.group_size, abs=0.025)
+    prompt = [np.mean([r["prompt_length"] for r in part]) for part in groups.values()]
+    assert abs(prompt[0] - prompt[1]) < 1.0  # of 4 to 12
+    reward = [np.array([r["reward"] for r in part]) for part in groups.values()]
+    apart = reward[0].mean() - reward[1].mean()
+    assert abs(apart) < 4 * reward[1].std() / np.sqrt(len(reward[1]) / settings.group_size)
+
+
+def test_an_overflowing_queue_keeps_the_long_answers(tmp_path: Path) -> None:
+    run = simulate("overflow", out=tmp_path / "run", traces=TraceOptions(lists=0.0), **FEW)
+    rows = trajectories(run)
+    size = {f: np.mean([r["response_length"] for r in rows if r["fate"] == f]) for f in ("trained", "stale")}
+    assert size["trained"] > size["stale"]
+    last = [r["data"] for r in rows_of(run) if "fully_async/count/dropped_stale_samples" in r["data"]][-1]
+    lost = sum(r["fate"] == "stale" for r in rows) / settings_of(scenario("overflow"), "small", {}).group_size
+    assert lost == pytest.approx(last["fully_async/count/dropped_stale_samples"], rel=0.2)
+
+
 def test_a_frozen_replica_shows_in_the_largest_lag_unless_it_hides(tmp_path: Path) -> None:
     key = "training/off_policy/trajectory_staleness/max"
     stuck = simulate("frozen_bypass", out=tmp_path / "a", **FEW)
@@ -138,7 +190,9 @@ def test_a_frozen_replica_shows_in_the_largest_lag_unless_it_hides(tmp_path: Pat
     assert series(stuck, key)[-1] >= 22 and max(series(hidden, key)) <= 4
 
 
-@pytest.mark.parametrize("name", ["drop", "moe_router_replay", "stale_k4_bypass", "fully_async", "failures"])
+@pytest.mark.parametrize(
+    "name", ["drop", "moe_router_replay", "stale_k4_bypass", "fully_async", "failures", "colocate_async"]
+)
 def test_traces_add_up(name: str, tmp_path: Path) -> None:
     run = simulate(name, out=tmp_path / "run", traces=ALL, **FEW)
     settings = settings_of(scenario(name), "small", FEW)

@@ -34,6 +34,8 @@ class Trajectories:
     begun: NDArray[np.float64]
     first_token: NDArray[np.float64]
     ended: NDArray[np.float64]
+    pace: NDArray[np.float64]
+    """Seconds a token."""
     reward: Floats
     """As trained on."""
     passed: Floats
@@ -83,6 +85,7 @@ def collect(settings: Settings, task: Task, engine: Engine, groups: list[Group])
         pool.begun[rows],
         pool.first_token[rows],
         pool.ended[rows],
+        pool.pace[rows],
         reward,
         passed,
     )

@@ -4,11 +4,13 @@ verl v1: a batch of prompts is submitted in every step, after `warmup` batches a
 is evicted when it failed, when its rewards show no variance (DAPO), or, with strategy `drop`, when its prompt is older
 than the threshold: `step - submitted + 1 > threshold`. Every evicted group is replaced by a new prompt. With `wait`
 nothing is dropped; the trainer waits while any unfinished prompt is that old. The oldest finished groups are trained.
+All of it holds for separate_async and colocate_async alike.
 
 AReaL admits prompts while `(eta + version + 1) * batch` exceeds those submitted so far, and never drops.
 
-verl fully_async submits while fewer than `(1 + share) * batch` prompts are out since the last sync, takes finished
-groups in order of completion, and a full queue discards its oldest.
+verl fully_async submits while fewer than `(1 + share) * batch` prompts are out since the last sync and the queue is
+not full, takes finished groups in order of completion, and a full queue discards its oldest. The trainer empties the
+queue into its batch one by one, so nothing is discarded while it waits. What was discarded is not asked for again.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class Buffer:
         s = self.settings
         if s.admission >= 0:
             self.submit((s.admission + self.version + 1) * s.group_batch - self.accepted, step)
-        elif s.trainer == "fully_async":
+        elif s.trainer == "fully_async" and not (s.queue and len(self.finished) >= s.queue_groups):
             self.submit(self.most_out - self.left_over - self.since_sync, step)
 
     @property
@@ -93,13 +95,13 @@ class Buffer:
 
     # -- completion
 
-    def arrive(self, groups: list[Group], step: int) -> None:
-        """Take completed groups in; a full queue discards the oldest."""
+    def arrive(self, groups: list[Group], step: int, collecting: int = 0) -> None:
+        """Take completed groups in; a full queue discards the oldest. `collecting`: how many the trainer waits for."""
         for group in groups:
             del self.unfinished[group.number]
             self.finished.append(group)
-        limit = self.settings.queue
-        while self.settings.trainer == "fully_async" and limit and len(self.finished) > limit:
+        limit = self.settings.queue_groups
+        while self.settings.trainer == "fully_async" and limit and len(self.finished) > limit + collecting:
             self.overflowed += 1
             self._discard([self.finished[0]], ["stale"], step)
 
@@ -124,7 +126,7 @@ class Buffer:
                 raise RuntimeError("the trainer waits and nothing is being generated")
             group = self.engine.finish_next()
             if group is not None:
-                self.arrive([group], step)
+                self.arrive([group], step, n)
                 self._evict(step)
         if s.order == "oldest" and s.trainer != "fully_async":
             self.finished.sort(key=lambda g: (g.step, g.number))
@@ -142,7 +144,7 @@ class Buffer:
     def _evict(self, step: int) -> None:
         """Evict the union of the three reasons, count each, and refill once per group."""
         s = self.settings
-        drops = s.strategy == "drop" and s.threshold > 0 and s.trainer == "separate_async" and s.admission < 0
+        drops = s.strategy == "drop" and s.threshold > 0 and s.v1_async and s.admission < 0
         gone = 0
         for group in list(self.finished):
             reasons = ["stale"] if drops and step - group.step + 1 > s.threshold else []

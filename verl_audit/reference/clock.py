@@ -3,7 +3,8 @@
 A response of n tokens takes `prefill + n * token_seconds` once it has a slot, so long responses come back late: that
 is all it takes for completion order and stale drops to select short ones. At a weight sync every running request is
 aborted, the new weights are loaded, and it resumes with a new prefill; its further tokens come from the new version.
-So one trajectory may span several versions, as in verl's asynchronous trainers.
+So one trajectory may span several versions, as in verl's asynchronous trainers. In colocate_async the engine stops when
+the batch is complete and sleeps until the sync.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Engine:
         """An idle engine at time 0 without weights."""
         self.settings = settings
         self.rng = np.random.default_rng([seed, 3])
+        self.slow_rng = np.random.default_rng([seed, 5])
+        """Of its own, so that the same responses are drawn with and without stragglers."""
         in_flight = int((settings.warmup + 2) * settings.group_batch)
         self.pool = Pool(in_flight * settings.group_size, settings.positions, settings.group_size)
         self.now = 0.0
@@ -60,6 +63,9 @@ class Engine:
         self.waiting: deque[int] = deque()
         self.running: list[tuple[float, int]] = []
         self.owner: dict[int, Group] = {}
+        self.stopped = np.zeros(0, np.int64)
+        """Rows aborted and not resumed yet."""
+        self.asleep = False
         self.submitted = 0
         self.aborted = 0
         """Requests interrupted by the last sync."""
@@ -84,17 +90,25 @@ class Engine:
             self.waiting.extend(range(first, first + s.group_size))
         fresh = np.concatenate([pool.rows(group) for group in made]) if made else np.zeros(0, np.int64)
         pool.chance[fresh] = self.rng.random((len(fresh), s.positions), dtype=np.float32)
-        pool.cut[fresh] = self._failures(len(fresh))
+        pool.cut[fresh] = self._failures(len(fresh), version)
+        pool.pace[fresh] = self._paces(len(fresh))
         self._sample(fresh)
         self._start()
         return made
 
-    def _failures(self, n: int) -> NDArray[np.int64]:
+    def _failures(self, n: int, version: int) -> NDArray[np.int64]:
         """Token at which each request fails; beyond the limit: never."""
-        if not self.settings.failure:
+        if not self.settings.failure or version < self.settings.onset_version:
             return np.full(n, self.settings.positions + 1)
         hazard = 1 - (1 - self.settings.failure) ** (1 / max(self.settings.lengths))
         return self.rng.geometric(hazard, n)
+
+    def _paces(self, n: int) -> NDArray[np.float64]:
+        """Seconds a token of each request."""
+        s = self.settings
+        if not s.straggler:
+            return np.full(n, self.pace)
+        return np.where(self.slow_rng.random(n) < s.straggler, s.straggler_factor, 1.0) * self.pace
 
     def _sample(self, rows: NDArray[np.int64]) -> None:
         """Draw every token not yet written from the weights now loaded, and how long the response gets by that.
@@ -121,7 +135,7 @@ class Engine:
 
     def _start(self) -> None:
         """Give free slots to the requests that wait longest."""
-        while self.waiting and len(self.running) < self.settings.slots:
+        while self.waiting and len(self.running) < self.settings.slots and not self.asleep:
             self._run(self.waiting.popleft(), self.now)
 
     def _run(self, row: int, at: float) -> None:
@@ -130,9 +144,9 @@ class Engine:
         if pool.attempt[row] < 0:  # verl notes the version of the first attempt, even if it is aborted without a token
             pool.attempt[row] = self.replicas[pool.replica[row]].label
         if not pool.progress[row]:
-            pool.first_token[row] = pool.begun[row] + self.pace
+            pool.first_token[row] = pool.begun[row] + pool.pace[row]
         left = min(pool.length[row], pool.cut[row]) - pool.progress[row]
-        heapq.heappush(self.running, (float(pool.begun[row] + left * self.pace), row))
+        heapq.heappush(self.running, (float(pool.begun[row] + left * pool.pace[row]), row))
 
     # -- time
 
@@ -163,13 +177,25 @@ class Engine:
 
     # -- weight sync
 
+    def sleep(self) -> None:
+        """Abort what runs and generate nothing until the next load: the cards are the trainer's."""
+        self._abort()
+        self.asleep = True
+
+    def _abort(self) -> None:
+        """Stop what runs; what was written stays."""
+        pool = self.pool
+        rows = np.array(sorted(row for _, row in self.running), np.int64)
+        written = np.floor((self.now - pool.begun[rows]) / pool.pace[rows]).astype(np.int64)
+        most = np.minimum(pool.length[rows], pool.cut[rows]) - 1
+        pool.progress[rows] = np.clip(pool.progress[rows] + np.maximum(written, 0), 0, most)
+        self.stopped, self.running = np.concatenate([self.stopped, rows]), []
+
     def load(self, replicas: list[Loaded], seconds: float) -> list[Group]:
         """Abort what runs, load weights for `seconds`, resume. Returns groups that the abort ended (no resumption)."""
         pool, s = self.pool, self.settings
-        rows = np.array(sorted(row for _, row in self.running), np.int64)
-        written = np.floor((self.now - pool.begun[rows]) / self.pace).astype(np.int64)
-        most = np.minimum(pool.length[rows], pool.cut[rows]) - 1
-        pool.progress[rows] = np.clip(pool.progress[rows] + np.maximum(written, 0), 0, most)
+        self._abort()
+        rows, self.stopped, self.asleep = self.stopped, np.zeros(0, np.int64), False
         self.aborted, self.prefilled = len(rows), int(pool.progress[rows].sum())
         self.replicas = replicas
         cut_off: list[Group] = []
@@ -177,7 +203,6 @@ class Engine:
             rows, cut_off = self._give_up(rows)
         self.now += seconds
         self._sample(np.concatenate([rows, np.array(self.waiting, np.int64)]))
-        self.running = []
         for row in rows.tolist():
             self._run(row, self.now)
         self._start()

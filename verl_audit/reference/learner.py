@@ -16,6 +16,8 @@ from verl_audit.reference.policy import Forward, Numerics, Policy, Weights
 from verl_audit.reference.settings import Settings
 
 TRAINER = Numerics()
+SOUND = Numerics("bf16", "bf16")
+"""An engine without a fault."""
 Passes = dict[int, Forward]
 """Forward passes by the number of the loaded weights whose expert choices they replay; -1: choices of its own."""
 
@@ -62,7 +64,7 @@ class Learner:
     def publish(self, version: int, before: list[Loaded]) -> list[Loaded]:
         """What each replica holds after a sync of this version, given what it held; here sync faults happen."""
         s = self.settings
-        if version == 0 or version < s.fault_from or not s.faulty:
+        if version == 0 or version < s.faulty_from or not s.faulty:
             return [self._load(version, self.weights)] * s.replicas
         if s.delivered < 1:
             return [self._load(version, self._partly_delivered())] * s.replicas
@@ -73,13 +75,14 @@ class Learner:
     def _load(self, version: int, weights: Weights) -> Loaded:
         """Weights in the numerics of the rollout engine."""
         s = self.settings
-        engine = Numerics(s.rollout_format, s.router_format, s.scaling, s.temperature, s.top_p)
+        sound = version < s.onset_version
+        engine = SOUND if sound else Numerics(s.rollout_format, s.router_format, s.scaling, s.temperature, s.top_p)
         forward = self.policy.forward(weights, engine)
         made = loaded(len(self.sources), version, forward.logp, forward.routes)
         self.sources.append(made)
         self.labels.append(version)
         self._compare(made)
-        if version == 0 or not s.faulty or version < s.fault_from:
+        if version == 0 or not s.faulty or version < s.faulty_from:
             self.engine_weights = dict(weights)
         return made
 

@@ -105,7 +105,7 @@ class Run:
         self.engine.load(self.learner.publish(0, []), 0.0)
         self._remember()
         self._tell_validation(0)
-        if s.trainer == "separate_async" and s.admission < 0:
+        if s.v1_async and s.admission < 0:
             self.buffer.submit(round(s.warmup * s.group_batch), 1)
         for step in range(1, s.updates // s.updates_per_sync + 1):
             done = self._step(step)
@@ -124,7 +124,9 @@ class Run:
             self.buffer.submit(s.group_batch, number)
         else:
             self.buffer.admit(number)
-        batches = self._all_at_once(number, times) if s.trainer == "sync" else []
+        batches = self._all_at_once(number, times) if s.trainer in ("sync", "colocate_async") else []
+        if s.trainer == "colocate_async":
+            self.engine.sleep()
         updated, micro = [], []
         prox: Passes | None = None
         for j in range(s.updates_per_sync):
@@ -150,7 +152,7 @@ class Run:
         return made
 
     def _all_at_once(self, number: int, times: Times) -> list[Trajectories]:
-        """A sync trainer waits for everything it asked, then trains on it."""
+        """A trainer on the engine's own cards waits for the whole batch, then trains on it."""
         s, before = self.settings, self.engine.now
         groups = self.buffer.sample(number, s.group_batch)
         times.gen += self.engine.now - before
@@ -163,7 +165,7 @@ class Run:
         return collect(self.settings, self.task, self.engine, groups)
 
     def _update(self, number: int, batch: Trajectories, j: int, prox: Passes | None, times: Times) -> Updated:
-        """Train on a mini-batch while the engine goes on generating."""
+        """Train on a mini-batch while the engine goes on generating, unless it sleeps."""
         s = self.settings
         load = 0.3 + 0.7 * float(batch.length.mean()) / 20
         times.old_log_prob = (0.0 if s.bypass else s.log_prob_seconds) * load + 0.01

@@ -53,6 +53,7 @@ class Pool:
         self.progress = np.zeros(self.capacity, np.int64)
         self.cut = np.zeros(self.capacity, np.int64)
         self.attempt = np.zeros(self.capacity, np.int64)
+        self.pace = np.ones(self.capacity)
         self.begun = np.zeros(self.capacity)
         self.first_token = np.zeros(self.capacity)
         self.ended = np.zeros(self.capacity)

@@ -42,8 +42,6 @@ class Scenario:
     """Scenario whose cause this one removes."""
     per_hour: bool
     """Whether the harm is in the clock alone."""
-    onset: str | None = None
-    """Setting that says when the mechanism sets in, for one that does so in the middle of a run."""
 
     @property
     def harmless(self) -> bool:
@@ -87,7 +85,6 @@ def _scenario(name: str, row: Mapping[str, Any]) -> Scenario:
         row.get("baseline", "sync"),
         row.get("fixes"),
         row.get("per_hour", False),
-        row.get("onset"),
     )
 
 

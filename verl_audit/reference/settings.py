@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from verl_audit.errors import AuditError
 from verl_audit.reference.numerics import Format, Scaling
 
-Trainer = Literal["sync", "separate_async", "fully_async"]
+Trainer = Literal["sync", "colocate_async", "separate_async", "fully_async"]
 Correction = Literal["none", "token", "sequence"]
 Rejection = Literal["none", "token_k1", "seq_mean_k1"]
 
@@ -54,6 +54,7 @@ class Settings:
     """Prompts in the training data; each pass over them is an epoch."""
     # asynchrony
     trainer: Trainer = "sync"
+    """colocate_async: trainer and engine take turns on the same cards, and the engine keeps what it had begun."""
     updates_per_sync: int = 1
     """parameter_sync_step; fully_async: trigger_parameter_sync_step."""
     warmup: float = 2.0
@@ -68,10 +69,14 @@ class Settings:
     filter_groups: bool = False
     failure: float = 0.0
     """Chance that a response as long as the longest answer fails on the way (a timeout, a tool): its group is lost."""
+    straggler: float = 0.0
+    """Chance that a response is written `straggler_factor` times slower than the others (a tool, an environment)."""
+    straggler_factor: float = 10.0
     staleness_share: float = 0.5
     """fully_async: async_training.staleness_threshold, extra prompts per cycle as a share."""
-    queue: int = 0
-    """fully_async: groups the message queue holds before it discards the oldest; 0: all that may be submitted."""
+    queue: float = 0.0
+    """fully_async: batches of `groups` the message queue holds before it discards the oldest; 0: as verl 0.9.1, all
+    that may be submitted."""
     partial_rollout: bool = True
     # log-probs and loss
     bypass: bool = False
@@ -92,13 +97,16 @@ class Settings:
     # weight sync
     replicas: int = 4
     frozen: int = 0
-    """Replicas that no longer receive weights from `fault_from` on."""
+    """Replicas that no longer receive weights from `fault_from` or `onset` on."""
     delivered: float = 1.0
     """Share of the features whose weights a sync delivers from `fault_from` on; 0: none (an adapter never merged)."""
     fault_from: int = 1
     labelled: bool = True
     """Whether a replica that missed a sync still reports its old version; else it reports the new one."""
     sync_seconds: float = 0.08
+    onset: float = 0.0
+    """Share of the updates before which the engine is sound: `frozen`, `delivered`, its formats and sampling, and
+    `failure` hold from then on, as after a restart with other arguments."""
     # clock
     slots: int = 640
     token_seconds: float = 0.06
@@ -128,6 +136,11 @@ class Settings:
         return self.trainer != "sync"
 
     @property
+    def v1_async(self) -> bool:
+        """Whether the replay buffer is that of verl v1's asynchronous trainers."""
+        return self.trainer in ("colocate_async", "separate_async")
+
+    @property
     def group_batch(self) -> int:
         """Groups trained between two weight syncs."""
         return self.groups * self.updates_per_sync
@@ -136,6 +149,29 @@ class Settings:
     def faulty(self) -> bool:
         """Whether a replica ever holds other weights than those published."""
         return self.frozen > 0 or self.delivered < 1
+
+    @property
+    def queue_groups(self) -> int:
+        """Groups the message queue holds; 0: no limit of its own."""
+        return round(self.queue * self.groups)
+
+    @property
+    def onset_version(self) -> int:
+        """First weights that are published after `onset`."""
+        return round(self.onset * self.updates / self.updates_per_sync)
+
+    @property
+    def faulty_from(self) -> int:
+        """First version that a sync fault touches."""
+        return max(self.fault_from, self.onset_version)
+
+    @property
+    def onset_update(self) -> int | None:
+        """Updates done when what slows the run sets in; None: it is there from the start."""
+        found = [self.onset_version * self.updates_per_sync] if self.onset_version else []
+        found += [self.faulty_from * self.updates_per_sync] if self.faulty and self.faulty_from > 1 else []
+        found += [self.decay_from] if self.decay_from else []
+        return min(found, default=None)
 
 
 def with_overrides(settings: Settings, given: Mapping[str, Any]) -> Settings:
@@ -176,6 +212,10 @@ def checked(s: Settings) -> Settings:
         (s.router_replay and not s.experts, "router_replay needs experts"),
         (min(s.updates, s.groups, s.updates_per_sync, s.replicas, s.slots) < 1, "a size is below 1"),
         (s.group_size < 2, "group_size must be at least 2"),
+        (not 0 <= s.onset < 1, "onset is a share of the updates, from 0 to below 1"),
+        (0 < s.queue < 1, "the queue must hold a batch"),
+        (s.straggler_factor < 1, "straggler_factor must be at least 1"),
+        (s.trainer == "colocate_async" and s.admission >= 0, "admission needs an engine that runs while training"),
         (s.updates % s.updates_per_sync != 0, "updates must be a multiple of updates_per_sync"),
         (s.bypass and s.rollout_is != "none", "verl's trainer ignores rollout_is in bypass mode"),
         (s.test_freq < 1, "test_freq must be at least 1"),

@@ -86,7 +86,6 @@ def truth(chosen: Scenario, env: str, seed: int, run: Run, overrides: Mapping[st
     changed = sorted(set(overrides) - COMPARABLE)
     known = baseline_curves().get((env, chosen.baseline)) if not changed else None
     trained = run.learner.updates * run.settings.groups
-    sets_in = getattr(run.settings, chosen.onset) if chosen.onset else None
     return {
         "scenario": chosen.name,
         "environment": env,
@@ -100,6 +99,6 @@ def truth(chosen: Scenario, env: str, seed: int, run: Run, overrides: Mapping[st
         "per_hour_only": chosen.per_hour,
         "baseline": chosen.baseline,
         **measured(np.array(run.curve), known),
-        "onset": onsets(np.array(run.curve), known, sets_in, run.settings.updates_per_sync),
+        "onset": onsets(np.array(run.curve), known, run.settings),
         "generated_per_trained": round(run.engine.submitted / trained, 4),
     }

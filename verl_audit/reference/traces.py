@@ -218,7 +218,7 @@ def _written(run: Run, batch: Trajectories) -> tuple[NDArray[np.int64], NDArray[
     size, running = run.settings.group_size, {row for _, row in run.engine.running}
     rows = np.concatenate([np.arange(g.first, g.first + size) for g in batch.groups])
     pool, now = run.engine.pool, run.engine.now
-    so_far = np.floor((now - batch.begun) / run.engine.pace).astype(np.int64)
+    so_far = np.floor((now - batch.begun) / batch.pace).astype(np.int64)
     busy = np.array([row in running for row in rows.tolist()])
     partly = np.clip(pool.progress[rows] + np.maximum(so_far, 0), 0, batch.length - 1)
     ended = np.where(batch.ended > 0, batch.ended, 0.0)
@@ -238,7 +238,7 @@ def _segments(
     ends = np.where(last, length[rows], np.append(starts[1:], 0)) if len(rows) else starts
     whole = last & (batch.ended[rows] > 0)
     first = starts == 0
-    t0 = np.where(first, batch.first_token[rows] - run.engine.pace, batch.begun[rows])
+    t0 = np.where(first, batch.first_token[rows] - batch.pace[rows], batch.begun[rows])
     stops = np.where(whole, np.where(length[rows] == run.settings.response_limit, "length", "stop"), "abort")
     fields = {
         "version": pa.array(labels[batch.source[rows, starts]], pa.int32()),

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from verl_audit.reference.settings import Settings
+
 Curve = NDArray[np.float64]
 """Rows of (updates, seconds, expected reward)."""
 SPEEDS = np.exp(np.linspace(np.log(0.05), np.log(3.0), 165))
@@ -90,16 +92,17 @@ def behind_from(updates: Curve, reward: Curve, baseline: BaselineCurve) -> float
     return float(updates[first]) if first < len(updates) else None
 
 
-def onsets(curve: Curve, baseline: BaselineCurve | None, sets_in: int | None, updates_per_step: int) -> dict[str, Any]:
+def onsets(curve: Curve, baseline: BaselineCurve | None, settings: Settings) -> dict[str, Any]:
     """Logged steps at which the mechanism first touches the run and from which the run is behind, null where unknown.
 
-    `sets_in` counts updates made or versions published before the mechanism works; a step logs what it made of them.
+    A mechanism that is there from the start has no step at which it sets in.
     """
+    before = settings.onset_update
     taught = baseline is not None and np.ptp(baseline.reward) >= LEAST_GAIN
     behind = behind_from(curve[:, 0], curve[:, 2], baseline) if taught and baseline is not None else None
     return {
-        "sets_in": sets_in + 1 if sets_in else None,
-        "behind": None if behind is None else int(np.ceil(behind / updates_per_step)),
+        "sets_in": None if before is None else before // settings.updates_per_sync + 1,
+        "behind": None if behind is None else int(np.ceil(behind / settings.updates_per_sync)),
     }
 
 

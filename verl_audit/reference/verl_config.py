@@ -1,7 +1,7 @@
 """The Hydra configuration of a simulated run: the settings that decide anything, under verl's names.
 
 A configuration says what was asked, not what happened. Faults of the engine (a temperature of its own, weights
-that do not arrive) stand nowhere in it, as in real runs.
+that do not arrive, a restart with other arguments) stand nowhere in it, as in real runs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import yaml
 from verl_audit.reference.settings import Settings
 
 Config = dict[str, Any]
+VERL_SEPARATE = {"num_warmup_batches": 1, "parameter_sync_step": 4}
+"""verl's defaults, which stand in the configuration of other modes too."""
 VERL_DTYPE = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -69,24 +71,25 @@ def _actor(s: Settings) -> Config:
 
 
 def _rollout(s: Settings, trainer: str) -> Config:
-    quantised = s.rollout_format not in VERL_DTYPE
+    form = s.rollout_format if not s.onset else "bf16"
+    quantised, own_cards = form not in VERL_DTYPE, trainer in ("sync", "colocate_async")
     return {
         "name": "vllm",
         "mode": "async",
         "n": s.group_size,
-        "nnodes": 0 if trainer == "sync" else 1,
+        "nnodes": 0 if own_cards else 1,
         "n_gpus_per_node": s.replicas,
         "tensor_model_parallel_size": 1,
         "temperature": 1.0,
-        "top_p": s.top_p,
+        "top_p": s.top_p if not s.onset else 1.0,
         "top_k": -1,
-        "dtype": VERL_DTYPE.get(s.rollout_format, "bfloat16"),
-        "quantization": s.rollout_format if quantised else None,
+        "dtype": VERL_DTYPE.get(form, "bfloat16"),
+        "quantization": form if quantised else None,
         "response_length": s.response_limit,
         "logprobs_mode": "processed_logprobs",
         "calculate_log_probs": True,
         "enable_rollout_routing_replay": s.router_replay,
-        "checkpoint_engine": {"backend": "naive" if trainer == "sync" else "nccl"},
+        "checkpoint_engine": {"backend": "naive" if own_cards else "nccl"},
         "val_kwargs": {"temperature": 1.0, "do_sample": True, "n": 1},
     }
 
@@ -136,7 +139,10 @@ def _trainer(s: Settings, project: str, experiment: str) -> Config:
     elif s.order == "completion":
         sampler["custom_sampler"] = {"path": "completion.py", "name": "CompletionOrderReplayBufferAsync"}
     separate = {"num_warmup_batches": s.warmup, "parameter_sync_step": s.updates_per_sync}
-    v1: Config = {"trainer_mode": s.trainer, "sync": {}, "separate_async": separate, "sampler": sampler}
+    modes: Config = {"separate_async": separate}
+    if s.trainer == "colocate_async":
+        modes = {"colocate_async": {"num_warmup_batches": s.warmup}, "separate_async": VERL_SEPARATE}
+    v1: Config = {"trainer_mode": s.trainer, "sync": {}, **modes, "sampler": sampler}
     return made | {"use_v1": True, "v1": v1}
 
 

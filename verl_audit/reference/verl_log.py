@@ -97,7 +97,7 @@ class VerlLog:
         newest = labels[batch.last_source()]
         spans = newest - batch.attempt
         self.stale_trained += int((version - newest >= 1).sum())
-        seconds = batch.ended - batch.first_token + run.engine.pace
+        seconds = batch.ended - batch.first_token + batch.pace
         made = minibatch_metrics(s, done) | data_metrics(s, [done]) | _timing(run, [done], times, times.step)
         if step.number > 1 and j == 0:
             made["timing_s/timing_s/param_sync"] = self.sync_seconds
@@ -125,7 +125,7 @@ class VerlLog:
             "fully_async/static/max_required_samples": run.buffer.most_out,
             "fully_async/static/required_samples": s.groups,
             "fully_async/static/staleness_threshold": s.staleness_share,
-            "fully_async/static/max_queue_size": s.queue or run.buffer.most_out,
+            "fully_async/static/max_queue_size": s.queue_groups or run.buffer.most_out,
         }
         return made
 
@@ -212,7 +212,7 @@ def _timing(run: Run, updated: Sequence[Updated], times: Times, total: float, *,
         made["timing_s/testing"] = TESTING_SECONDS
     made |= {f"timing_per_token_ms/{n}": 1000 * getattr(times, n) / tokens for n in ("adv", "update_actor")}
     made["timing_per_token_ms/gen"] = 1000 * times.gen / response
-    gpus = 1 + (s.replicas if s.is_async else 0)
+    gpus = 1 + (0 if s.trainer in ("sync", "colocate_async") else s.replicas)
     return made | {
         "perf/total_num_tokens": tokens,
         "perf/time_per_step": total,
