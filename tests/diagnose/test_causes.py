@@ -461,3 +461,12 @@ def test_a_recipe_that_differs_is_told_beside_the_event_it_may_have_led_to() -> 
     assert found.sentence.endswith("lr differs.")
     alone = decide(judge(), [recipe], SYMPTOMS["slower"], measures())
     assert alone.other == "another recipe"
+
+
+def test_a_gap_that_came_after_step_1_is_not_named_mismatch() -> None:
+    later = finding("sync", rule="sync-gap-appears-later")
+    assert judge(LARGE["mismatch"], [finding("mismatch")])["mismatch"].status == "implicated"
+    judged = judge(LARGE["mismatch"], [finding("mismatch"), later])
+    assert all(j.status not in ("implicated", "contributing") for j in judged.values())
+    assert (judged["mismatch"].risk, judged["sync"].risk) == (True, True)
+    assert "replica_versions" in judged["mismatch"].missing

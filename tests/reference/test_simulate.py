@@ -291,3 +291,12 @@ def test_command_writes_lists_and_refuses(tmp_path: Path) -> None:
     for pair in ("lr=1", "seed=1", "updates"):
         assert runner.invoke(main, ["simulate", "drop", "-o", str(tmp_path / "b"), "--set", pair]).exit_code == 2
     assert not (tmp_path / "b").exists()
+
+
+def test_validation_is_sampled_without_the_top_p_of_training(tmp_path: Path) -> None:
+    """As in verl, whose val_kwargs have a top_p of their own: at step 0 nucleus sampling makes no difference to it."""
+    made = [simulate(n, out=tmp_path / n, **FEW) for n in ("top_p_bypass", "async_bypass")]
+    key = next(k for k in rows_of(made[0])[0]["data"] if k.startswith("val-core/"))
+    first = [series(m, key)[0] for m in made]
+    assert first[0] == first[1]
+    assert series(made[0], "critic/rewards/mean")[0] != series(made[1], "critic/rewards/mean")[0]

@@ -24,8 +24,8 @@ EVIDENCE = 0.6
 """Evidence from which a damage explains a slowdown; reached at 1.18 D0."""
 CONTRIBUTES = 0.1
 """Share of the summed damage, in units of even evidence, from which a second cause is named."""
-UNCOUNTED = frozenset({"eviction-truncated-at-sync"})
-"""Rules for harm that the damage of their cause leaves out: that of eviction counts groups that were lost."""
+UNCOUNTED = frozenset({"eviction-truncated-at-sync", "eviction-short-responses-lost"})
+"""Rules for harm that the damage of their cause leaves out: that of eviction is the loss of long responses."""
 FEW_STEPS = 10
 """Training steps below which nothing is said about a run but that it is short."""
 FEW_LAG0 = 8
@@ -36,6 +36,9 @@ FEW_TOKENS = 3000
 is known to 5 % (method note 1.4)."""
 LAG0_GAP = "gap_at_lag0"
 FIRST_LOSS = "loss_first_step"
+LATER_RULE = "sync-gap-appears-later"
+"""Reports a gap that is not of the lag and was not there at step 1: numerics that changed, or a sync that delivers a
+part; while it does, neither is named."""
 UNSPLIT_RULE = "mismatch-or-staleness-unsplit"
 """Reports a raised gap with unknown lag; while it does, a bound on the loss alone does not clear staleness."""
 CLEARLY_BELOW = 0.5
@@ -197,7 +200,7 @@ def _judge(
     missing = _lacking(measures, missing)
     level = _level(cause, measures, fired)
     base = Judgement("cannot_tell", bool(fired) or strong, damage, level, "", missing, tuple(f.rule for f in fired))
-    if strong and cause == "staleness" and (wanted := _age_wanted(measures)):
+    if strong and (wanted := _wanted_to_name(cause, measures, findings)):
         return replace(base, because=_work(fired, damage), missing=tuple(dict.fromkeys((*missing, *wanted))))
     if symptom.state == "slower" and strong:
         return replace(base, status="implicated", because=_work(fired, damage))
@@ -237,6 +240,13 @@ def _too_fresh(measures: Mapping[str, Measure]) -> bool:
     lag = measures["lag_updates"]
     oldest = lag.high if lag.high is not None else lag.number()
     return oldest is not None and oldest < OLD
+
+
+def _wanted_to_name(cause: Cause, measures: Mapping[str, Measure], findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Signals without which a cause is not named whatever its damage, since something else would explain that."""
+    if cause == "mismatch":
+        return ("replica_versions",) if any(f.rule == LATER_RULE and f.status == "fired" for f in findings) else ()
+    return _age_wanted(measures) if cause == "staleness" else ()
 
 
 def _age_wanted(measures: Mapping[str, Measure]) -> tuple[str, ...]:

@@ -36,14 +36,23 @@ class Loaded:
     """Cumulative probabilities of all tokens but the last, (contexts, vocabulary - 1)."""
     routes: Routes | None
     """Experts the engine chooses for each context."""
+    validating: Floats
+    """`cumulated` for validation prompts, which verl samples with settings of their own (val_kwargs): no top_p."""
 
 
-def loaded(number: int, label: int, logp: Floats, routes: Routes | None) -> Loaded:
-    """Log-probs with the table to sample from; what has no mass is never drawn."""
+def sampling_table(logp: Floats) -> Floats:
+    """Cumulative probabilities of all tokens but the last; what has no mass is never drawn."""
     cumulated = np.cumsum(np.exp(logp), axis=1)
     cumulated /= cumulated[:, -1:]
     cumulated[cumulated >= 1 - 1e-6] = 2.0
-    return Loaded(number, label, logp, cumulated[:, :-1], routes)
+    table: Floats = cumulated[:, :-1]
+    return table
+
+
+def loaded(number: int, label: int, logp: Floats, routes: Routes | None, whole: Floats | None = None) -> Loaded:
+    """Log-probs with the tables to sample from; `whole`: those without top_p, where it is set."""
+    table = sampling_table(logp)
+    return Loaded(number, label, logp, table, routes, table if whole is None else sampling_table(whole))
 
 
 class Engine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +78,8 @@ class Learner:
         sound = version < s.onset_version
         engine = SOUND if sound else Numerics(s.rollout_format, s.router_format, s.scaling, s.temperature, s.top_p)
         forward = self.policy.forward(weights, engine)
-        made = loaded(len(self.sources), version, forward.logp, forward.routes)
+        whole = self.policy.forward(weights, replace(engine, top_p=1.0)).logp if engine.top_p < 1 else None
+        made = loaded(len(self.sources), version, forward.logp, forward.routes, whole)
         self.sources.append(made)
         self.labels.append(version)
         self._compare(made)
@@ -88,7 +89,7 @@ class Learner:
 
     def _relabel(self, held: Loaded, version: int) -> Loaded:
         """The same weights under a new version: the engine was told a version, and loaded nothing."""
-        made = Loaded(len(self.sources), version, held.logp, held.cumulated, held.routes)
+        made = replace(held, number=len(self.sources), label=version)
         self.sources.append(made)
         self.labels.append(version)
         self._compare(made)

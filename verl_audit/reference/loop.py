@@ -197,7 +197,7 @@ class Run:
         classes = np.repeat(np.arange(s.classes), s.validation_samples)
         replica = np.arange(len(classes)) % s.replicas
         chance = self.draw.random((len(classes), s.positions), dtype=np.float32)
-        tables = np.stack([r.cumulated for r in self.engine.replicas])
+        tables = np.stack([r.validating for r in self.engine.replicas])
         context = classes[:, None] * s.positions + np.arange(s.positions)
         tokens = (chance[:, :, None] >= tables[replica[:, None], context]).sum(axis=2)
         stops = tokens == 0
