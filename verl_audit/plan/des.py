@@ -167,13 +167,16 @@ class _Pool:
 
 
 def _draws(durations: Array, rng: np.random.Generator) -> Iterator[float]:
-    """Durations with replacement, drawn in blocks."""
+    """Durations with replacement, drawn in blocks; rows of a table are drawn whole, being groups."""
     while True:
-        yield from rng.choice(durations, 4096).tolist()
+        yield from rng.choice(durations, 4096).ravel().tolist()
 
 
 def simulate(setting: Setting, durations: Array, seed: int = 0) -> Simulated:
-    """Simulate a run; `durations` are relative (mean 1), drawn with replacement. Same seed, same result."""
+    """Simulate a run; `durations` are relative (mean 1), drawn with replacement. Same seed, same result.
+
+    Shape (points,), drawn for each trajectory, or (groups, group_size), drawn for each group.
+    """
     pool = _Pool(setting, durations, np.random.default_rng(seed))
     batch = setting.groups * setting.updates
     quota = batch * 2 if setting.one_behind else max(batch, round((1 + setting.theta) * batch))

@@ -27,13 +27,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from verl_audit.measure.lag import in_updates
 from verl_audit.measure.stats import Array
-from verl_audit.plan.tail import drain, floats
+from verl_audit.plan.tail import Durations, drain, floats
 from verl_audit.plan.workload import Workload
 
 TERMS = ("rollout", "trainer", "batches", "admission")
 """What a cycle waits for, in the order of `Prediction.binds`."""
 EVICTION_ROUNDS = 8
 """Evicted groups are generated again, which lengthens the cycle, which evicts fewer: it settles within these."""
+
+HALVINGS = 30
+EXCEEDED = float(np.exp(-np.euler_gamma))
+"""How many of n draws exceed the expected largest of n others."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,61 @@ def _terms(work: Workload, given: Candidates, a: Array, b: Array) -> Array:
         return np.stack([a + tail, b, stream, last])
     last = _until_enough(work, given, a, b, mean) + b / k
     ahead = (theta >= 1) & (a + tail <= b)  # the next batch is ready before it is asked for
-    return np.stack([a, b, stream, np.where(ahead, b, last)])
+    at_once = _unqueued(work, given, b, mean)
+    calm = at_once + mean * np.maximum(0.0, trajectories * _running(work, at_once / mean) / slots - 1)
+    last = np.maximum(at_once, np.minimum(np.where(ahead, b, last), calm))
+    return np.stack([a, b, np.minimum(stream, calm), last])
+
+
+def _unqueued(work: Workload, given: Candidates, b: Array, mean: Array) -> Array:
+    """The least cycle, sync left out, if every trajectory had a slot at once: the time that answers take by themselves.
+
+    Q groups begin in each cycle of length c, and a group lasts D, its longest trajectory. The j-th mini-batch is there
+    in time if, (k - j + 1) b/k before the cycle ends, no more groups are unfinished than it leaves over:
+
+        sum over i >= 1 of P(D > i c - (k - j + 1) b/k) <= 1 + theta - j/k + e^-gamma / Q
+
+    and c is the least for which that holds for all j. The last term is for the largest of a finite number: the expected
+    maximum of n draws is exceeded by e^-gamma = .56 of them (extreme-value theory).
+    """
+    group, longest = work.durations.of_groups(work.group_size)
+    unit = mean * longest
+    low = np.maximum(b, unit / (1 + given.theta))  # Little's law: D / c of a cycle's groups are unfinished on average
+    found, late = low.copy(), np.flatnonzero(~_in_time(work, given, group, b / unit, low / unit))
+    if not len(late):
+        return found
+    some, b, unit = given.take(late), b[late], unit[late]
+    low, high = low[late], np.maximum(low[late], b + unit * group.values[-1])
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        fits = _in_time(work, some, group, b / unit, middle / unit)
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    found[late] = high
+    return found
+
+
+def _running(work: Workload, cycle: Array) -> Array:
+    """Trajectories running when a cycle begins, over those that begin with it; `cycle` in mean durations."""
+    return 1 + _surviving(work.durations, cycle, cycle)
+
+
+def _surviving(durations: Durations, first: Array, cycle: Array) -> Array:
+    """Sum over i >= 0 of P(D > first + i cycle)."""
+    total, age = np.zeros(len(first)), first
+    while (age < durations.values[-1]).any():
+        total += 1 - np.searchsorted(durations.values, age, side="right") / len(durations.values)
+        age = age + cycle
+    return total
+
+
+def _in_time(work: Workload, given: Candidates, group: Durations, b: Array, cycle: Array) -> NDArray[np.bool_]:
+    """Whether every mini-batch is ready when the trainer could take it; times in mean durations of a group."""
+    k, fits = given.updates, np.ones(len(given), dtype=bool)
+    finite = EXCEEDED * work.group_size / (work.per_update * k)
+    for j in range(1, int(k.max()) + 1):
+        unfinished = _surviving(group, cycle - (k - j + 1) / k * b, cycle)
+        fits &= (j > k) | (unfinished <= 1 + given.theta - j / k + finite)
+    return fits
 
 
 def _until_stream(work: Workload, given: Candidates, b: Array, mean: Array) -> Array:
