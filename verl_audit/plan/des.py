@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -44,6 +44,8 @@ class Setting:
     one_behind: bool = False
     """one_step_off: train the batch that the cycle before generated, while the whole next one is generated."""
     evict_above: float | None = None
+    wait_at: float | None = None
+    """Age in versions at which the trainer waits for groups under way (verl v1's strategy `wait`)."""
     cycles: int = CYCLES
     warm_up: int = WARM_UP
 
@@ -105,6 +107,7 @@ class _Pool:
         self._free, self._count = setting.slots, 0
         self.clock, self.busy, self.version = 0.0, 0.0, 0
         self.ready: deque[_Group] = deque()
+        self._unfinished: Counter[int] = Counter()
         self.under_way = 0
         """Groups admitted and neither trained nor evicted."""
         self.paused = 0.0
@@ -123,6 +126,7 @@ class _Pool:
             group = _Group(self.version, left=size)
             self._waiting.extend([group] * size)
         self.under_way += groups
+        self._unfinished[self.version] += groups
         self._start()
 
     def until(self, clock: float) -> None:
@@ -134,6 +138,11 @@ class _Pool:
     def until_ready(self, groups: int) -> None:
         """Generate until so many groups are finished, or nothing is left."""
         while len(self.ready) < groups and self._running:
+            self._finish()
+
+    def until_young(self, age: float) -> None:
+        """Generate until no unfinished group was admitted `age` versions ago, this version counted, or earlier."""
+        while self._running and any(n and self.version - v + 1 >= age for v, n in self._unfinished.items()):
             self._finish()
 
     def until_empty(self) -> None:
@@ -154,6 +163,7 @@ class _Pool:
         group.left -= 1
         if not group.left:
             self.ready.append(group)
+            self._unfinished[group.admitted] -= 1
         self._start()
 
     def _start(self) -> None:
@@ -202,6 +212,8 @@ def _one_cycle(setting: Setting, pool: _Pool, start: float) -> Cycle:
         batch: list[_Group] = []
         while len(batch) < setting.groups:
             pool.until_ready(setting.groups - len(batch))
+            if setting.wait_at is not None:
+                pool.until_young(setting.wait_at)
             if pool.wall > now:
                 waits.append((now, pool.wall))
                 now = pool.wall
@@ -294,6 +306,7 @@ def setting_of(work: Workload, train_cards: float, rollout_cards: float, updates
         drain=not work.partial,
         one_behind=work.mode == "one_step_off",
         evict_above=work.evict_above,
+        wait_at=work.wait_at,
         cycles=int(np.clip(MAX_TRAJECTORIES / (per_cycle * scale), warm_up + LEAST, CYCLES)),
         warm_up=warm_up,
     )

@@ -72,6 +72,7 @@ def to_json(plan: Plan) -> str:
             "durations": work.durations.source,
             "partial_rollout": work.partial,
             "evict_above": work.evict_above,
+            "wait_at": work.wait_at,
             "updates_per_sync": profile.updates,
             "theta": profile.theta,
             "noise": profile.noise,

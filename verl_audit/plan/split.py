@@ -30,7 +30,7 @@ from verl_audit.measure.stats import Array
 from verl_audit.plan.tail import Durations, drain, floats
 from verl_audit.plan.workload import Workload
 
-TERMS = ("rollout", "trainer", "batches", "admission")
+TERMS = ("rollout", "trainer", "batches", "admission", "oldest")
 """What a cycle waits for, in the order of `Prediction.binds`."""
 EVICTION_ROUNDS = 8
 """Evicted groups are generated again, which lengthens the cycle, which evicts fewer: it settles within these."""
@@ -182,18 +182,20 @@ def _terms(work: Workload, given: Candidates, a: Array, b: Array) -> Array:
     slots, trajectories = work.slots_per_card * given.rollout_cards, work.per_update * k
     mean = work.mean_duration(given.rollout_cards)
     tail = mean * drain(work.durations, np.minimum(slots, trajectories))
+    none = np.zeros_like(a)
+    oldest = none if work.wait_at is None else _until_young(work, given, b, mean) / work.wait_at
     if work.mode == "one_step_off":  # the whole next batch is generated, and finished, while this one trains
-        return np.stack([a + tail, b, np.zeros_like(a), np.zeros_like(a)])
+        return np.stack([a + tail, b, none, none, none])
     stream = b + _until_stream(work, given, b, mean)
     if not work.partial:  # a sync waits for everything under way
         last = (1 - theta) * a + b / k + np.where(theta == 0, tail, 0.0)
-        return np.stack([a + tail, b, stream, last])
+        return np.stack([a + tail, b, stream, last, oldest])
     last = _until_enough(work, given, a, b, mean) + b / k
     ahead = (theta >= 1) & (a + tail <= b)  # the next batch is ready before it is asked for
     at_once = _unqueued(work, given, b, mean)
     calm = at_once + mean * np.maximum(0.0, trajectories * _running(work, at_once / mean) / slots - 1)
     last = np.maximum(at_once, np.minimum(np.where(ahead, b, last), calm))
-    return np.stack([a, b, np.minimum(stream, calm), last])
+    return np.stack([a, b, np.minimum(stream, calm), last, oldest])
 
 
 def _unqueued(work: Workload, given: Candidates, b: Array, mean: Array) -> Array:
@@ -221,6 +223,19 @@ def _unqueued(work: Workload, given: Candidates, b: Array, mean: Array) -> Array
         low, high = np.where(fits, low, middle), np.where(fits, middle, high)
     found[late] = high
     return found
+
+
+def _until_young(work: Workload, given: Candidates, b: Array, mean: Array) -> Array:
+    """From the admission of a cycle's groups to the end of the cycle whose trainer waited for the last of them.
+
+    Strategy `wait` with threshold h lets no group be unfinished h - 1 cycles after its admission when the trainer asks,
+    and a cycle then trains for b: h cycles are no shorter than the makespan of a cycle's groups and b.
+    """
+    group, longest = work.durations.of_groups(work.group_size)
+    cycle = work.per_update * given.updates
+    slots = np.minimum(work.slots_per_card * given.rollout_cards, cycle)
+    alone = longest * group.longest_of(cycle / work.group_size)
+    return mean * np.maximum(alone, cycle / slots + drain(work.durations, slots)) + b
 
 
 def _running(work: Workload, cycle: Array) -> Array:
@@ -322,10 +337,13 @@ def _evicted(work: Workload, given: Candidates, found: Prediction) -> Array:
     slots, batch = work.slots_per_card * given.rollout_cards, work.per_update * given.updates
     mean = work.mean_duration(given.rollout_cards)
     lasting = mean[:, None] * longest * group.quantile((np.arange(64) + 0.5) / 64)
-    queued = np.where(found.binds == TERMS.index("rollout"), np.minimum(given.theta, threshold - 1), 0.0)
+    behind = found.binds == TERMS.index("rollout")
+    queued = np.where(behind, np.minimum(given.theta, threshold - 1), 0.0)
     late = np.zeros(len(given))
+    update = work.train.on(given.train_cards)
+    asked = threshold * (found.cycle - work.sync_seconds) - update
     places = (np.arange(8) + 0.5) / 8
     for x in places:
-        wait = np.maximum(0.0, (queued + x) * batch - slots * longest) / slots * mean
-        late += (wait[:, None] + lasting >= threshold * found.cycle[:, None]).mean(axis=1)
+        wait = np.maximum(0.0, ((queued + x) * batch / slots - longest) * mean - behind * update)
+        late += (wait[:, None] + lasting >= asked[:, None]).mean(axis=1)
     return floats(1 - (1 - crowded) * (1 - late / len(places)))
