@@ -39,6 +39,8 @@ class Setting:
     update_seconds: float
     sync_seconds: float
     mean_duration: float
+    resume_seconds: float = 0.0
+    """A trajectory under way takes so much longer for each sync it meets, to be prefilled again."""
     drain: bool = False
     """A sync waits until everything under way is finished."""
     one_behind: bool = False
@@ -150,6 +152,11 @@ class _Pool:
         while self._running:
             self._finish()
 
+    def sync(self, seconds: float, resume: float) -> None:
+        """Stand for a sync; all that is under way ends later by `resume`, which keeps its order."""
+        self.paused += seconds
+        self._running = [(ends + resume, number, group) for ends, number, group in self._running]
+
     def _pass(self, clock: float) -> None:
         if clock > self.clock:
             self.busy += (clock - self.clock) * len(self._running)
@@ -197,7 +204,7 @@ def simulate(setting: Setting, durations: Array, seed: int = 0) -> Simulated:
     for _ in range(setting.cycles):
         cycle = _one_cycle(setting, pool, now)
         cycles.append(cycle)
-        pool.paused += setting.sync_seconds
+        pool.sync(setting.sync_seconds, setting.resume_seconds)
         now = cycle.end
         pool.version += 1
         pool.admit(quota - pool.under_way)
@@ -301,6 +308,7 @@ def setting_of(work: Workload, train_cards: float, rollout_cards: float, updates
         theta=theta,
         update_seconds=float(work.train.on(np.array(train_cards))),
         sync_seconds=work.sync_seconds,
+        resume_seconds=work.resume_seconds,
         # the pool's time for an update is kept whatever the rounding of its counts
         mean_duration=float(work.rollout.on(np.array(rollout_cards))) * slots / (groups * size),
         drain=not work.partial,

@@ -71,6 +71,7 @@ def to_json(plan: Plan) -> str:
             "slots_per_card": work.slots_per_card,
             "durations": work.durations.source,
             "partial_rollout": work.partial,
+            "resume_seconds": work.resume_seconds,
             "evict_above": work.evict_above,
             "wait_at": work.wait_at,
             "updates_per_sync": profile.updates,

@@ -119,6 +119,7 @@ def _from_pools(reading: Reading, loaded: Loaded) -> Profile:
         group_size=size,
         slots_per_card=slots,
         durations=reading.durations(),
+        resume_seconds=reading.traced.resume if reading.traced else 0.0,
         partial=reading.data.facts.get("partial_rollout") is not False,
         **_thresholds(reading, mode),
     )
@@ -192,7 +193,7 @@ def _rollout_work(reading: Reading, loaded: Loaded, work: Workload, seen: Seen) 
         return (
             _work(reading, held, cards, given.rollout_exponent),
             f"rollouts {held * seen.updates:.3g} s: {traced.count} traced trajectories, each {traced.seconds:.3g} s "
-            f"in one of {work.slots_per_card * cards:.4g} slots",
+            f"in one of {work.slots_per_card * cards:.4g} slots, and {traced.resume:.2g} s more for each sync it met",
         )
     idle = reading.data.get("rollout_idle_share").value
     if len(idle):

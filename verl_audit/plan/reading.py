@@ -36,9 +36,14 @@ class Reading:
             raise AuditError(f"{self.data.name}: {len(self.steps)} steps with a step time; a profile needs {MIN_STEPS}")
 
     def _settled(self, series: Series) -> Series:
-        """Without the first tenth, in which engines warm up and queues fill."""
-        first = series.step[max(1, len(series) // 10)] if len(series) > 1 else 0.0
-        return series.at(lambda s: s >= first)
+        """Without the first tenth, in which engines warm up and queues fill.
+
+        Nor the last row of fully_async: a run that ends logs there the updates left over since the last sync.
+        """
+        if len(series) < 2:
+            return series
+        first, last = series.step[max(1, len(series) // 10)], series.step[-1]
+        return series.at(lambda s: (s >= first) & ((s < last) | (self.trainer != "fully_async")))
 
     def mean(self, *names: str) -> float:
         """Sum of a timer over the judged steps, per step; 0 where it was never logged."""

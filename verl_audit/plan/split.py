@@ -167,13 +167,23 @@ def _predict(work: Workload, given: Candidates, evicted: Array) -> Prediction:
         relative=relative,
         per_card=work.reference.cards / given.cards / relative,
         train_idle=np.maximum(0.0, 1 - (b + work.sync_seconds) / cycle),
-        rollout_idle=np.maximum(0.0, 1 - (a + work.sync_seconds) / cycle),
+        rollout_idle=np.maximum(0.0, 1 - (a + work.sync_seconds + _resume(work)) / cycle),
         sync_share=work.sync_seconds / cycle,
         lag_versions=lag,
         lag_updates=in_updates(lag, k),
         evicted=evicted,
         binds=binds,
     )
+
+
+def _resume(work: Workload) -> float:
+    """Seconds that rollouts stand after a sync; none are under way where the pool drains at each."""
+    return work.resume_seconds if work.partial and work.mode != "one_step_off" else 0.0
+
+
+def _progress(work: Workload, cycle: Array) -> Array:
+    """How far a trajectory gets in a cycle in which a sync interrupts it."""
+    return floats(np.maximum(cycle - _resume(work), 0.05 * cycle))
 
 
 def _terms(work: Workload, given: Candidates, a: Array, b: Array) -> Array:
@@ -190,12 +200,15 @@ def _terms(work: Workload, given: Candidates, a: Array, b: Array) -> Array:
     if not work.partial:  # a sync waits for everything under way
         last = (1 - theta) * a + b / k + np.where(theta == 0, tail, 0.0)
         return np.stack([a + tail, b, stream, last, oldest])
-    last = _until_enough(work, given, a, b, mean) + b / k
+    resume = _resume(work)
+    met = resume * np.minimum(1.0, theta * trajectories / slots)  # share of the slots that a sync interrupts, at most
+    last = _until_enough(work, given, a, b, mean) + met + b / k
     ahead = (theta >= 1) & (a + tail <= b)  # the next batch is ready before it is asked for
     at_once = _unqueued(work, given, b, mean)
-    calm = at_once + mean * np.maximum(0.0, trajectories * _running(work, at_once / mean) / slots - 1)
+    crowd = trajectories * _running(work, _progress(work, at_once) / mean) / slots
+    calm = at_once + mean * np.maximum(0.0, crowd - 1)
     last = np.maximum(at_once, np.minimum(np.where(ahead, b, last), calm))
-    return np.stack([a, b, np.minimum(stream, calm), last, oldest])
+    return np.stack([a + resume, b, np.minimum(stream, calm), last, oldest])
 
 
 def _unqueued(work: Workload, given: Candidates, b: Array, mean: Array) -> Array:
@@ -204,22 +217,22 @@ def _unqueued(work: Workload, given: Candidates, b: Array, mean: Array) -> Array
     Q groups begin in each cycle of length c, and a group lasts D, its longest trajectory. The j-th mini-batch is there
     in time if, (k - j + 1) b/k before the cycle ends, no more groups are unfinished than it leaves over:
 
-        sum over i >= 1 of P(D > i c - (k - j + 1) b/k) <= 1 + theta - j/k + e^-gamma / Q
+        sum over i >= 1 of P(D > i c - (k - j + 1) b/k - (i - 1) r) <= 1 + theta - j/k + e^-gamma / Q
 
-    and c is the least for which that holds for all j. The last term is for the largest of a finite number: the expected
+    and c is the least for which that holds for all j; r is lost to each sync on the way. The last term is for the largest of a finite number: the expected
     maximum of n draws is exceeded by e^-gamma = .56 of them (extreme-value theory).
     """
     group, longest = work.durations.of_groups(work.group_size)
     unit = mean * longest
-    low = np.maximum(b, unit / (1 + given.theta))  # Little's law: D / c of a cycle's groups are unfinished on average
-    found, late = low.copy(), np.flatnonzero(~_in_time(work, given, group, b / unit, low / unit))
+    low = np.maximum(b, unit / (1 + given.theta))  # Little's law: Q D / c groups are unfinished on average
+    found, late = low.copy(), np.flatnonzero(~_in_time(work, given, group, unit, b, low))
     if not len(late):
         return found
     some, b, unit = given.take(late), b[late], unit[late]
     low, high = low[late], np.maximum(low[late], b + unit * group.values[-1])
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        fits = _in_time(work, some, group, b / unit, middle / unit)
+        fits = _in_time(work, some, group, unit, b, middle)
         low, high = np.where(fits, low, middle), np.where(fits, middle, high)
     found[late] = high
     return found
@@ -235,7 +248,8 @@ def _until_young(work: Workload, given: Candidates, b: Array, mean: Array) -> Ar
     cycle = work.per_update * given.updates
     slots = np.minimum(work.slots_per_card * given.rollout_cards, cycle)
     alone = longest * group.longest_of(cycle / work.group_size)
-    return mean * np.maximum(alone, cycle / slots + drain(work.durations, slots)) + b
+    met = (work.wait_at or 1.0) - 1
+    return mean * np.maximum(alone, cycle / slots + drain(work.durations, slots)) + b + met * _resume(work)
 
 
 def _running(work: Workload, cycle: Array) -> Array:
@@ -252,12 +266,14 @@ def _surviving(durations: Durations, first: Array, cycle: Array) -> Array:
     return total
 
 
-def _in_time(work: Workload, given: Candidates, group: Durations, b: Array, cycle: Array) -> NDArray[np.bool_]:
-    """Whether every mini-batch is ready when the trainer could take it; times in mean durations of a group."""
+def _in_time(
+    work: Workload, given: Candidates, group: Durations, unit: Array, b: Array, cycle: Array
+) -> NDArray[np.bool_]:
+    """Whether every mini-batch is ready when the trainer could take it; `unit` is the mean duration of a group."""
     k, fits = given.updates, np.ones(len(given), dtype=bool)
     finite = EXCEEDED * work.group_size / (work.per_update * k)
     for j in range(1, int(k.max()) + 1):
-        unfinished = _surviving(group, cycle - (k - j + 1) / k * b, cycle)
+        unfinished = _surviving(group, (cycle - (k - j + 1) / k * b) / unit, _progress(work, cycle) / unit)
         fits &= (j > k) | (unfinished <= 1 + given.theta - j / k + finite)
     return fits
 
@@ -341,7 +357,7 @@ def _evicted(work: Workload, given: Candidates, found: Prediction) -> Array:
     queued = np.where(behind, np.minimum(given.theta, threshold - 1), 0.0)
     late = np.zeros(len(given))
     update = work.train.on(given.train_cards)
-    asked = threshold * (found.cycle - work.sync_seconds) - update
+    asked = threshold * (found.cycle - work.sync_seconds - _resume(work)) - update
     places = (np.arange(8) + 0.5) / 8
     for x in places:
         wait = np.maximum(0.0, ((queued + x) * batch / slots - longest) * mean - behind * update)

@@ -21,7 +21,8 @@ WAITED = 0.1
 """A request waited for a slot if it did so for this share of a mean duration; the pool has a queue if 1 in 20 did."""
 
 _TIMED = """
-SELECT "group", min(t_submit), min(t_first_token), max(t_done), coalesce(min(decided_step) >= $first, false)
+SELECT "group", min(t_submit), min(t_first_token), max(t_done), coalesce(min(decided_step) >= $first, false),
+    sum(response_length)
 FROM trajectories WHERE run = $run AND session IS NOT NULL AND t_done >= t_first_token
 GROUP BY "group", session ORDER BY min(submit_step), "group", session
 """
@@ -46,6 +47,8 @@ class Traced:
     durations: Durations
     at_once: float
     """Trajectories running at a time, exceeded 5 % of the time."""
+    resume: float
+    """What a sync takes a trajectory under way besides, to be prefilled again."""
     queued: bool
     """Whether requests waited for a slot: if not, there may be more slots than were ever in use."""
     count: int
@@ -61,11 +64,14 @@ def traced(store: duckdb.DuckDBPyConnection, run: str, first: float) -> Traced |
     judged = np.array([row[4] for row in rows], dtype=bool)
     if judged.sum() < LEAST:
         return None
-    submitted, begun, ended = (np.array([row[i] for row in rows], dtype=float) for i in (1, 2, 3))
+    submitted, begun, ended, tokens = (np.array([row[i] for row in rows], dtype=float) for i in (1, 2, 3, 5))
     pause = _clock(store, run)
     waits = begun - submitted - (pause(begun) - pause(submitted))
     prefill = max(0.0, float(np.nanmin(waits))) if np.isfinite(waits).any() else 0.0
     held = ended - begun - (pause(ended) - pause(begun)) + prefill
+    crossed = pause.count(ended) - pause.count(begun)
+    resume = _resume(held[judged], tokens[judged], crossed[judged])
+    held = held - resume * crossed
     mean = float(held[judged].mean())
     names = [row[0] for row in rows]
     return Traced(
@@ -74,9 +80,18 @@ def traced(store: duckdb.DuckDBPyConnection, run: str, first: float) -> Traced |
             [(n, h) for n, h, j in zip(names, held.tolist(), judged, strict=True) if j], "traced trajectories, in seconds"
         ),
         at_once=_at_once(begun - prefill, ended, judged),
+        resume=resume,
         queued=bool((waits[judged] - prefill > WAITED * mean).mean() >= 1 - BUSIEST),
         count=int(judged.sum()),
     )
+
+
+def _resume(held: Array, tokens: Array, crossed: Array) -> float:
+    """Seconds that a sync adds to a trajectory of given length, by least squares; 0 where it cannot be told."""
+    design = np.column_stack([np.ones(len(held)), tokens, crossed])
+    if not np.isfinite(tokens).all() or np.linalg.matrix_rank(design) < design.shape[1]:
+        return 0.0
+    return max(0.0, float(np.linalg.lstsq(design, held, rcond=None)[0][2]))
 
 
 def lengths(store: duckdb.DuckDBPyConnection, run: str, first: float) -> Durations | None:
@@ -104,6 +119,11 @@ class _Clock:
         if not len(self._times):
             return np.zeros(len(times))
         return np.interp(times, self._times, self._passed)
+
+
+    def count(self, times: Array) -> Array:
+        """Syncs begun by each time."""
+        return np.searchsorted(self._times[::2], times).astype(float)
 
 
 def _clock(store: duckdb.DuckDBPyConnection, run: str) -> _Clock:

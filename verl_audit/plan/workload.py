@@ -80,6 +80,8 @@ class Workload:
     slots_per_card: float
     """Trajectories that one rollout card generates at the same time."""
     durations: Durations
+    resume_seconds: float = 0.0
+    """What a sync costs rollouts besides its own time: those under way are prefilled again."""
     partial: bool = True
     """Whether trajectories under way survive a weight sync; if not, the rollout pool drains at each one."""
     evict_above: float | None = None
