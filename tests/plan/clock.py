@@ -68,9 +68,7 @@ class Cell:
         )
 
 
-def run(
-    cell: Cell, env: str, out: Path, *, learns: bool = True, updates: int = UPDATES, traced: bool = False
-) -> Path:
+def run(cell: Cell, env: str, out: Path, *, learns: bool = True, updates: int = UPDATES, traced: bool = False) -> Path:
     """Simulate a cell with the loop; its log, and traces without token lists. A policy that learns changes lengths."""
     name = "fully_async" if cell.strategy == "fully_async" else "async"
     options = TraceOptions((), 0.0) if traced else None

@@ -202,7 +202,7 @@ def _terms(work: Workload, given: Candidates, a: Array, b: Array) -> Array:
         return np.stack([a + tail, b, stream, last, oldest])
     resume = _resume(work)
     met = resume * np.minimum(1.0, theta * trajectories / slots)  # share of the slots that a sync interrupts, at most
-    last = _until_enough(work, given, a, b, mean) + met + b / k
+    last = _until_enough(work, given, a + met, b, mean) + b / k
     ahead = (theta >= 1) & (a + tail <= b)  # the next batch is ready before it is asked for
     at_once = _unqueued(work, given, b, mean)
     crowd = trajectories * _running(work, _progress(work, at_once) / mean) / slots
@@ -219,15 +219,16 @@ def _unqueued(work: Workload, given: Candidates, b: Array, mean: Array) -> Array
 
         sum over i >= 1 of P(D > i c - (k - j + 1) b/k - (i - 1) r) <= 1 + theta - j/k + e^-gamma / Q
 
-    and c is the least for which that holds for all j; r is lost to each sync on the way. The last term is for the largest of a finite number: the expected
-    maximum of n draws is exceeded by e^-gamma = .56 of them (extreme-value theory).
+    and c is the least for which that holds for all j; r is lost to each sync on the way. The last term is for the
+    largest of a finite number: the expected maximum of n draws is exceeded by e^-gamma = .56 of them (extreme-value
+    theory).
     """
     group, longest = work.durations.of_groups(work.group_size)
     unit = mean * longest
     low = np.maximum(b, unit / (1 + given.theta))  # Little's law: Q D / c groups are unfinished on average
     found, late = low.copy(), np.flatnonzero(~_in_time(work, given, group, unit, b, low))
     if not len(late):
-        return found
+        return floats(found)
     some, b, unit = given.take(late), b[late], unit[late]
     low, high = low[late], np.maximum(low[late], b + unit * group.values[-1])
     for _ in range(HALVINGS):
@@ -235,7 +236,7 @@ def _unqueued(work: Workload, given: Candidates, b: Array, mean: Array) -> Array
         fits = _in_time(work, some, group, unit, b, middle)
         low, high = np.where(fits, low, middle), np.where(fits, middle, high)
     found[late] = high
-    return found
+    return floats(found)
 
 
 def _until_young(work: Workload, given: Candidates, b: Array, mean: Array) -> Array:
@@ -249,7 +250,7 @@ def _until_young(work: Workload, given: Candidates, b: Array, mean: Array) -> Ar
     slots = np.minimum(work.slots_per_card * given.rollout_cards, cycle)
     alone = longest * group.longest_of(cycle / work.group_size)
     met = (work.wait_at or 1.0) - 1
-    return mean * np.maximum(alone, cycle / slots + drain(work.durations, slots)) + b + met * _resume(work)
+    return floats(mean * np.maximum(alone, cycle / slots + drain(work.durations, slots)) + b + met * _resume(work))
 
 
 def _running(work: Workload, cycle: Array) -> Array:

@@ -104,15 +104,16 @@ class Durations:
 
     def drawable(self, size: float) -> Array:
         """What a simulation draws from: whole groups (groups, size) where measured at this size, else (points,)."""
-        return np.array(self.groups) if self._alike(size) else self.values
+        return np.array(self.groups) if self.measured_in(size) else self.values
 
-    def _alike(self, size: float) -> bool:
+    def measured_in(self, size: float) -> bool:
+        """Whether groups of this size were measured."""
         return bool(self.groups) and len(self.groups[0]) == round(size)
 
 
 @lru_cache(maxsize=64)
 def _of_groups(single: Durations, size: float) -> tuple[Durations, float]:
-    if single._alike(size):
+    if single.measured_in(size):
         longest = single.drawable(size).max(axis=1)
         return from_sample(longest, f"groups of {size:g}, {single.source}"), float(longest.mean())
     longest = single.quantile(((np.arange(POINTS) + 0.5) / POINTS) ** (1 / size))
@@ -162,7 +163,7 @@ def from_sample(lengths: ArrayLike, source: str) -> Durations:
 
 
 def from_groups(lengths: ArrayLike, source: str) -> Durations:
-    """Durations of whole groups measured together, shape (groups, size); at most `POINTS` groups, evenly chosen, are kept.
+    """Durations of groups measured together, shape (groups, size); of many, `POINTS` evenly chosen ones are kept.
 
     ValueError as for `from_sample`.
     """

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_audit.measure.stats import Array
-from verl_audit.plan.tail import Durations, from_groups, from_sample
+from verl_audit.plan.tail import Durations, floats, from_groups, from_sample
 
 LEAST = 64
 """Trajectories below which a spread of durations is not taken from them."""
@@ -77,7 +77,8 @@ def traced(store: duckdb.DuckDBPyConnection, run: str, first: float) -> Traced |
     return Traced(
         seconds=mean,
         durations=_together(
-            [(n, h) for n, h, j in zip(names, held.tolist(), judged, strict=True) if j], "traced trajectories, in seconds"
+            [(n, h) for n, h, j in zip(names, held.tolist(), judged, strict=True) if j],
+            "traced trajectories, in seconds",
         ),
         at_once=_at_once(begun - prefill, ended, judged),
         resume=resume,
@@ -118,8 +119,7 @@ class _Clock:
     def __call__(self, times: Array) -> Array:
         if not len(self._times):
             return np.zeros(len(times))
-        return np.interp(times, self._times, self._passed)
-
+        return floats(np.interp(times, self._times, self._passed))
 
     def count(self, times: Array) -> Array:
         """Syncs begun by each time."""
