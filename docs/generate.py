@@ -4,7 +4,8 @@ rules.md comes from rules/, measures.md from the measure catalogue, signals.md f
 the schema, img/diagnose.svg from a diagnosis of a fixture, the tables of formats in README.md and formats.md from
 the list beside the readers, the tables of plan.md from the planner, scenarios.md and img/scenarios.svg from the
 scenarios and docs/reference-runs.json (written by docs/reference_runs.py), accuracy.md and the statement of the HTML
-report from docs/accuracy.json (written by benchmarks/accuracy.py). Nothing here reads a clock.
+report from docs/accuracy.json (written by benchmarks/accuracy.py), the clock's tables of plan.md from
+docs/plan-clock.json (written by benchmarks/plan_clock.py). Nothing here reads a clock.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from click.testing import CliRunner
@@ -38,6 +41,39 @@ def tables() -> Mapping[str, tuple[Sequence[str], Rows]]:
         "errors": (("formula", "median error", "19 of 20 within", "largest", "there"), _errors()),
         "lag": (("a, b", "k", "theta", "G", "lag, simulated", "predicted", "Little: under way / Q - 1"), _lag()),
         "eviction": (("a, b", "theta", "threshold", "evicted, simulated", "predicted"), _eviction()),
+        "clock": (
+            (
+                "T:R cards",
+                "k",
+                "theta",
+                "rule",
+                "waits for",
+                "step",
+                "formula",
+                "simulated",
+                "lag",
+                "formula",
+                "simulated",
+                "kink",
+            ),
+            _clock(),
+        ),
+        "clock_errors": (
+            (
+                "profile from",
+                "cells",
+                "of",
+                "step: formula within 10 %",
+                "largest",
+                "simulation within 10 %",
+                "largest",
+                "lag: formula within 10 %",
+                "largest",
+                "simulation within 10 %",
+                "largest",
+            ),
+            _clock_errors(),
+        ),
         "one_step": (("engine", "measured step", "predicted", "error", "measured wait", "predicted wait"), _one_step()),
         "staleness": (
             ("theta", "measured cycle", "without tails", "error", "256 slots", "error", "950 slots", "error"),
@@ -168,6 +204,62 @@ def _eviction() -> Rows:
         yield (
             f"{a * MEAN:.2f}, {b * MEAN:.2f}", f"{theta:g}", f"{threshold:g}", f"{run.evicted:.1%}", f"{said:.1%}"
         )  # fmt: skip
+
+
+# -- against the clock of the reference loop -------------------------------------------------------------------
+
+WAYS = {
+    "fixed": "traces, lengths fixed",
+    "learning": "traces, policy learns",
+    "log alone": "log alone, lengths fixed",
+}
+"""What benchmarks/plan_clock.py ran, as the page calls it."""
+SHOWN = "small"
+"""Environment whose cells are shown one by one."""
+
+
+def _cells() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((Path(__file__).parent / "plan-clock.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _off(row: Mapping[str, Any], name: str) -> float | None:
+    found = row["found"][name.removeprefix("simulated_")]
+    return row[name] / found - 1 if found else None
+
+
+def _clock() -> Rows:
+    """The cells of one environment, lengths fixed."""
+    for row in _cells():
+        if (row["way"], row["env"]) == ("fixed", SHOWN):
+            rule = f"{row['strategy']} {row['threshold'] or ''}".strip() if row["strategy"] else ""
+            rule = rule or (f"sync {row['sync']:g} s" if row["sync"] != 0.1 else "")
+            errors = {n: _off(row, n) for n in ("step", "simulated_step", "lag", "simulated_lag")}
+            shown = {n: "" if e is None else f"{e:+.0%}" for n, e in errors.items()}
+            yield (
+                f"{row['train']}:{row['rollout']}", str(row["k"]), f"{row['theta']:g}", rule, row["binds"],
+                f"{row['found']['step']:.2f} s", shown["step"], shown["simulated_step"],
+                f"{row['found']['lag']:.2f}" if row["found"]["lag"] else "", shown["lag"], shown["simulated_lag"],
+                "kink" if row["kink"] else "",
+            )  # fmt: skip
+
+
+def _clock_errors() -> Rows:
+    """How far off both are, over all environments."""
+    for (way, said), (where, fits) in product(WAYS.items(), KINDS.items()):
+        rows = [row for row in _cells() if row["way"] == way and fits(row)]
+        cells = [said, str(len(rows)), where]
+        for name in ("step", "simulated_step", "lag", "simulated_lag"):
+            errors = np.abs([e for row in rows if (e := _off(row, name)) is not None])
+            cells += [f"{np.mean(errors <= 0.1):.0%}", f"{errors.max():.0%}"]
+        yield cells
+
+
+KINDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "away from kinks, no drop": lambda row: not row["kink"] and row["strategy"] != "drop",
+    "at kinks, no drop": lambda row: row["kink"] and row["strategy"] != "drop",
+    "drop": lambda row: row["strategy"] == "drop",
+}
 
 
 # -- against published tables ----------------------------------------------------------------------------------

@@ -168,6 +168,19 @@ def test_lag_against_the_simulation(load: tuple[float, float], k: int, theta: fl
     assert float(found.lag_versions[0]) == pytest.approx(run.lag_versions, abs=0.06)
 
 
+ROOMY = list(product((1, 4), (0.0, 0.3, 1.0, 2.0), (0.5, 1, 4), (1, 8)))
+
+
+@pytest.mark.parametrize(("k", "theta", "b", "size"), ROOMY)
+def test_a_pool_with_a_slot_for_everyone(k: int, theta: float, b: float, size: int) -> None:
+    work = two_pools(
+        slots=2048, groups=512 / size / k, group_size=size, mean_duration=1, update_seconds=b / k,
+        sync_seconds=SYNC, durations=LENGTHS,
+    )  # fmt: skip
+    found, run = both(work, k, theta)
+    assert float(found.cycle[0]) == pytest.approx(run.cycle, rel=0.035)
+
+
 @pytest.mark.parametrize("theta", [0.0, 0.3, 1.0])
 def test_a_drain_costs_the_tail_in_every_cycle(theta: float) -> None:
     found, run = both(workload(3.72, 3.72, 4, 1, partial=False), 4, theta)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -39,11 +39,15 @@ class Setting:
     update_seconds: float
     sync_seconds: float
     mean_duration: float
+    resume_seconds: float = 0.0
+    """A trajectory under way takes so much longer for each sync it meets, to be prefilled again."""
     drain: bool = False
     """A sync waits until everything under way is finished."""
     one_behind: bool = False
     """one_step_off: train the batch that the cycle before generated, while the whole next one is generated."""
     evict_above: float | None = None
+    wait_at: float | None = None
+    """Age in versions at which the trainer waits for groups under way (verl v1's strategy `wait`)."""
     cycles: int = CYCLES
     warm_up: int = WARM_UP
 
@@ -105,6 +109,7 @@ class _Pool:
         self._free, self._count = setting.slots, 0
         self.clock, self.busy, self.version = 0.0, 0.0, 0
         self.ready: deque[_Group] = deque()
+        self._unfinished: Counter[int] = Counter()
         self.under_way = 0
         """Groups admitted and neither trained nor evicted."""
         self.paused = 0.0
@@ -123,6 +128,7 @@ class _Pool:
             group = _Group(self.version, left=size)
             self._waiting.extend([group] * size)
         self.under_way += groups
+        self._unfinished[self.version] += groups
         self._start()
 
     def until(self, clock: float) -> None:
@@ -136,10 +142,20 @@ class _Pool:
         while len(self.ready) < groups and self._running:
             self._finish()
 
+    def until_young(self, age: float) -> None:
+        """Generate until no unfinished group was admitted `age` versions ago, this version counted, or earlier."""
+        while self._running and any(n and self.version - v + 1 >= age for v, n in self._unfinished.items()):
+            self._finish()
+
     def until_empty(self) -> None:
         """Generate all that was admitted."""
         while self._running:
             self._finish()
+
+    def sync(self, seconds: float, resume: float) -> None:
+        """Stand for a sync; all that is under way ends later by `resume`, which keeps its order."""
+        self.paused += seconds
+        self._running = [(ends + resume, number, group) for ends, number, group in self._running]
 
     def _pass(self, clock: float) -> None:
         if clock > self.clock:
@@ -154,6 +170,7 @@ class _Pool:
         group.left -= 1
         if not group.left:
             self.ready.append(group)
+            self._unfinished[group.admitted] -= 1
         self._start()
 
     def _start(self) -> None:
@@ -167,13 +184,16 @@ class _Pool:
 
 
 def _draws(durations: Array, rng: np.random.Generator) -> Iterator[float]:
-    """Durations with replacement, drawn in blocks."""
+    """Durations with replacement, drawn in blocks; rows of a table are drawn whole, being groups."""
     while True:
-        yield from rng.choice(durations, 4096).tolist()
+        yield from rng.choice(durations, 4096).ravel().tolist()
 
 
 def simulate(setting: Setting, durations: Array, seed: int = 0) -> Simulated:
-    """Simulate a run; `durations` are relative (mean 1), drawn with replacement. Same seed, same result."""
+    """Simulate a run; `durations` are relative (mean 1), drawn with replacement. Same seed, same result.
+
+    Shape (points,), drawn for each trajectory, or (groups, group_size), drawn for each group.
+    """
     pool = _Pool(setting, durations, np.random.default_rng(seed))
     batch = setting.groups * setting.updates
     quota = batch * 2 if setting.one_behind else max(batch, round((1 + setting.theta) * batch))
@@ -184,7 +204,7 @@ def simulate(setting: Setting, durations: Array, seed: int = 0) -> Simulated:
     for _ in range(setting.cycles):
         cycle = _one_cycle(setting, pool, now)
         cycles.append(cycle)
-        pool.paused += setting.sync_seconds
+        pool.sync(setting.sync_seconds, setting.resume_seconds)
         now = cycle.end
         pool.version += 1
         pool.admit(quota - pool.under_way)
@@ -199,6 +219,8 @@ def _one_cycle(setting: Setting, pool: _Pool, start: float) -> Cycle:
         batch: list[_Group] = []
         while len(batch) < setting.groups:
             pool.until_ready(setting.groups - len(batch))
+            if setting.wait_at is not None:
+                pool.until_young(setting.wait_at)
             if pool.wall > now:
                 waits.append((now, pool.wall))
                 now = pool.wall
@@ -286,11 +308,13 @@ def setting_of(work: Workload, train_cards: float, rollout_cards: float, updates
         theta=theta,
         update_seconds=float(work.train.on(np.array(train_cards))),
         sync_seconds=work.sync_seconds,
+        resume_seconds=work.resume_seconds,
         # the pool's time for an update is kept whatever the rounding of its counts
         mean_duration=float(work.rollout.on(np.array(rollout_cards))) * slots / (groups * size),
         drain=not work.partial,
         one_behind=work.mode == "one_step_off",
         evict_above=work.evict_above,
+        wait_at=work.wait_at,
         cycles=int(np.clip(MAX_TRAJECTORIES / (per_cycle * scale), warm_up + LEAST, CYCLES)),
         warm_up=warm_up,
     )

@@ -54,7 +54,8 @@ def _from_turns(reading: Reading) -> Profile:
     training = given.train if given.train is not None else max(step - generating - sync, 0.0)
     groups, size = _batch(reading, updates)
     trajectories = groups * updates * size
-    slots, durations = reading.slots(cards, trajectories), reading.durations()
+    slots, durations = min(reading.slots(cards, trajectories), trajectories / cards), reading.durations()
+    evict_above, wait_at = _thresholds(reading, given.mode or "separate_async")
     busy = _without_drain(durations, trajectories, slots * cards, drains=reading.trainer != "colocate_async")
     shares = f"generation {generating:.3g} s ({1 - busy:.0%} of it drain), training {training:.3g} s"
     work = Workload(
@@ -67,7 +68,8 @@ def _from_turns(reading: Reading) -> Profile:
         group_size=size,
         slots_per_card=slots,
         durations=durations,
-        evict_above=_threshold(reading, given.mode or "separate_async"),
+        evict_above=evict_above,
+        wait_at=wait_at,
         measured=(f"{len(reading.steps)} steps of {step:.3g} s: {shares}, weight sync {sync:.3g} s",),
         unknown=(*reading.unknown, *unknown_scaling(given)),
         notes=_notes(reading, pools=False),
@@ -87,12 +89,13 @@ def _batch(reading: Reading, updates: float) -> tuple[float, float]:
     return groups, reading.fact("group_size", reading.given.group_size, ASSUMED_SIZE, "trajectories per group")
 
 
-def _threshold(reading: Reading, mode: Mode) -> float | None:
-    """Prompt age above which v1's `drop` evicts; other trainers have no such limit."""
-    if reading.given.threshold is not None:
-        return reading.given.threshold
-    drops = reading.data.facts.get("staleness_strategy") == "drop"
-    return reading.data.number("staleness_threshold") if drops and mode == "separate_async" else None
+def _thresholds(reading: Reading, mode: Mode) -> tuple[float | None, float | None]:
+    """Prompt age above which v1's `drop` evicts, or at which `wait` waits; other trainers have no such limit."""
+    strategy = reading.data.facts.get("staleness_strategy") if mode == "separate_async" else None
+    limit = reading.data.number("staleness_threshold")
+    if strategy == "wait":
+        return None, reading.given.threshold or limit
+    return reading.given.threshold or (limit if strategy == "drop" else None), None
 
 
 def _from_pools(reading: Reading, loaded: Loaded) -> Profile:
@@ -118,15 +121,18 @@ def _from_pools(reading: Reading, loaded: Loaded) -> Profile:
         group_size=size,
         slots_per_card=slots,
         durations=reading.durations(),
+        resume_seconds=reading.traced.resume if reading.traced else 0.0,
         partial=reading.data.facts.get("partial_rollout") is not False,
-        evict_above=_threshold(reading, mode),
+        wait_at=_thresholds(reading, mode)[1],
     )
+    evict_above, wait_at = _thresholds(reading, given.mode or mode)
     rollout, how = _rollout_work(reading, loaded, work, Seen(pools, updates, theta, step, waiting))
     work = replace(
         work,
         mode=given.mode or mode,
         rollout=rollout,
-        evict_above=_threshold(reading, given.mode or mode),
+        evict_above=evict_above,
+        wait_at=wait_at,
         measured=(
             f"{len(reading.steps)} steps of {step:.3g} s: waiting {waiting:.3g} s, training {training:.3g} s, "
             f"weight sync {sync:.3g} s",
@@ -186,6 +192,13 @@ def _rollout_work(reading: Reading, loaded: Loaded, work: Workload, seen: Seen) 
     given, cards = reading.given, seen.pools[1]
     if given.rollout is not None:
         return Work(given.rollout / seen.updates, cards, exponent_of(given.rollout_exponent)), "rollout time as given"
+    if (traced := reading.traced) is not None:
+        held = traced.seconds * work.per_update / (work.slots_per_card * cards)
+        return (
+            _work(reading, held, cards, given.rollout_exponent),
+            f"rollouts {held * seen.updates:.3g} s: {traced.count} traced trajectories, each {traced.seconds:.3g} s "
+            f"in one of {work.slots_per_card * cards:.4g} slots, and {traced.resume:.2g} s more for each sync it met",
+        )
     idle = reading.data.get("rollout_idle_share").value
     if len(idle):
         busy = (1 - float(idle.mean())) * seen.step / seen.updates
@@ -226,7 +239,7 @@ def _bounded(reading: Reading, loaded: Loaded, work: Workload, seen: Seen) -> tu
 
 
 def _cycle(work: Workload, seen: Seen, rollout_seconds: float) -> float:
-    trial = replace(work, rollout=replace(work.rollout, seconds=rollout_seconds), evict_above=None)
+    trial = replace(work, rollout=replace(work.rollout, seconds=rollout_seconds))
     return float(predict(trial, one(*seen.pools, seen.updates, seen.theta)).cycle[0])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from verl_audit.errors import AuditError
@@ -11,7 +13,8 @@ from verl_audit.measure.run import load as load_run_data
 from verl_audit.measure.stats import ar1_mean
 from verl_audit.pipeline import Loaded
 from verl_audit.plan.profile import ASSUMED_CAP, ASSUMED_SIGMA, ASSUMED_WAVES, Given, unknown_lengths
-from verl_audit.plan.tail import Durations, from_sample, lognormal, sigma_of
+from verl_audit.plan.tail import Durations, lognormal, sigma_of
+from verl_audit.plan.traced import Traced, lengths, traced
 from verl_audit.plan.workload import Unknown
 
 MIN_STEPS = 8
@@ -33,15 +36,25 @@ class Reading:
             raise AuditError(f"{self.data.name}: {len(self.steps)} steps with a step time; a profile needs {MIN_STEPS}")
 
     def _settled(self, series: Series) -> Series:
-        """Without the first tenth, in which engines warm up and queues fill."""
-        first = series.step[max(1, len(series) // 10)] if len(series) > 1 else 0.0
-        return series.at(lambda s: s >= first)
+        """Without the first tenth, in which engines warm up and queues fill.
+
+        Nor the last row of fully_async: a run that ends logs there the updates left over since the last sync.
+        """
+        if len(series) < 2:
+            return series
+        first, last = series.step[max(1, len(series) // 10)], series.step[-1]
+        return series.at(lambda s: (s >= first) & ((s < last) | (self.trainer != "fully_async")))
 
     def mean(self, *names: str) -> float:
         """Sum of a timer over the judged steps, per step; 0 where it was never logged."""
         series = self.data.get(*names)
         inside = series.at(lambda s: np.isin(s, self.steps.step)).value
         return float(inside.sum() / len(self.steps))
+
+    @cached_property
+    def traced(self) -> Traced | None:
+        """What traces with times tell of the rollout pool."""
+        return traced(self.store, self.source.run, float(self.steps.step[0]))
 
     @property
     def sync(self) -> float:
@@ -88,17 +101,12 @@ class Reading:
         return None
 
     def durations(self) -> Durations:
-        """Relative durations: response lengths of dumps, else a log-normal of the logged mean and largest length."""
+        """Relative durations: of traces, else lengths of traces or dumps, else a log-normal of the logged lengths."""
         if self.given.durations is not None:
             return self.given.durations
-        rows = self.store.execute(
-            "SELECT output_chars FROM samples WHERE run = ? AND split = 'train' AND NOT padding AND output_chars > 0 "
-            "ORDER BY output_chars",
-            [self.source.run],
-        ).fetchall()
-        if len(rows) >= 64:
-            return from_sample([n for (n,) in rows], f"{len(rows)} dumped responses, in characters")
-        return self._fitted_durations()
+        if self.traced is not None:
+            return self.traced.durations
+        return lengths(self.store, self.source.run, float(self.steps.step[0])) or self._fitted_durations()
 
     def _fitted_durations(self) -> Durations:
         mean, largest = self.mean("response_length_mean"), self.mean("response_length_max")
@@ -119,10 +127,15 @@ class Reading:
         return lognormal(sigma, largest / mean)
 
     def slots(self, rollout_cards: float, under_way: float) -> float:
-        """Trajectories at a time on one rollout card: max_num_seqs / TP, never more than are under way."""
+        """Trajectories at a time on one rollout card: as given, as traced, else max_num_seqs / TP.
+
+        Never more than are under way, unless given: how fast a card is with more of them, the run does not show.
+        """
         most = under_way / rollout_cards
         if self.given.slots is not None:
-            return min(self.given.slots, most)
+            return self.given.slots
+        if self.traced is not None:
+            return self._traced_slots(self.traced, rollout_cards)
         place = "actor_rollout_ref.rollout"
         seqs = self.setting(f"{place}.max_num_seqs")
         if seqs is None:
@@ -136,6 +149,17 @@ class Reading:
             )
         )
         return min(seqs / (self.setting(f"{place}.tensor_model_parallel_size") or 1.0), most)
+
+    def _traced_slots(self, seen: Traced, cards: float) -> float:
+        if not seen.queued:
+            self.unknown.append(
+                Unknown(
+                    "trajectories at a time",
+                    f"{seen.at_once / cards:.4g} a card, as many as ran: none waited for a slot",
+                    "--slots, if the engine holds more at the same speed",
+                )
+            )
+        return seen.at_once / cards
 
     def noise(self) -> float:
         """Coefficient of variation of step times."""

@@ -269,7 +269,7 @@ def _choice(
     run = None
     if simulated:
         setting = setting_of(profile.work, split.train_cards, split.rollout_cards, split.updates, split.theta)
-        run = simulate(setting, profile.work.durations.values, seed)
+        run = simulate(setting, profile.work.durations.drawable(setting.group_size), seed)
     relative = split.relative if run is None else run.cycle / split.updates / profile.work.reference.seconds
     return Choice(split, run, relative, min(*times, relative), max(*times, relative), int(good))
 

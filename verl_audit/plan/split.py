@@ -27,13 +27,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from verl_audit.measure.lag import in_updates
 from verl_audit.measure.stats import Array
-from verl_audit.plan.tail import drain, floats
+from verl_audit.plan.tail import Durations, drain, floats
 from verl_audit.plan.workload import Workload
 
-TERMS = ("rollout", "trainer", "batches", "admission")
+TERMS = ("rollout", "trainer", "batches", "admission", "oldest")
 """What a cycle waits for, in the order of `Prediction.binds`."""
 EVICTION_ROUNDS = 8
 """Evicted groups are generated again, which lengthens the cycle, which evicts fewer: it settles within these."""
+
+HALVINGS = 30
+EXCEEDED = float(np.exp(-np.euler_gamma))
+"""How many of n draws exceed the expected largest of n others."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def _predict(work: Workload, given: Candidates, evicted: Array) -> Prediction:
         relative=relative,
         per_card=work.reference.cards / given.cards / relative,
         train_idle=np.maximum(0.0, 1 - (b + work.sync_seconds) / cycle),
-        rollout_idle=np.maximum(0.0, 1 - (a + work.sync_seconds) / cycle),
+        rollout_idle=np.maximum(0.0, 1 - (a + work.sync_seconds + _resume(work)) / cycle),
         sync_share=work.sync_seconds / cycle,
         lag_versions=lag,
         lag_updates=in_updates(lag, k),
@@ -172,21 +176,107 @@ def _predict(work: Workload, given: Candidates, evicted: Array) -> Prediction:
     )
 
 
+def _resume(work: Workload) -> float:
+    """Seconds that rollouts stand after a sync; none are under way where the pool drains at each."""
+    return work.resume_seconds if work.partial and work.mode != "one_step_off" else 0.0
+
+
+def _progress(work: Workload, cycle: Array) -> Array:
+    """How far a trajectory gets in a cycle in which a sync interrupts it."""
+    return floats(np.maximum(cycle - _resume(work), 0.05 * cycle))
+
+
 def _terms(work: Workload, given: Candidates, a: Array, b: Array) -> Array:
     """The candidates for the cycle without sync, in the order of TERMS; shape (terms, candidates)."""
     k, theta = given.updates, given.theta
     slots, trajectories = work.slots_per_card * given.rollout_cards, work.per_update * k
     mean = work.mean_duration(given.rollout_cards)
     tail = mean * drain(work.durations, np.minimum(slots, trajectories))
+    none = np.zeros_like(a)
+    oldest = none if work.wait_at is None else _until_young(work, given, b, mean) / work.wait_at
     if work.mode == "one_step_off":  # the whole next batch is generated, and finished, while this one trains
-        return np.stack([a + tail, b, np.zeros_like(a), np.zeros_like(a)])
+        return np.stack([a + tail, b, none, none, none])
     stream = b + _until_stream(work, given, b, mean)
     if not work.partial:  # a sync waits for everything under way
         last = (1 - theta) * a + b / k + np.where(theta == 0, tail, 0.0)
-        return np.stack([a + tail, b, stream, last])
-    last = _until_enough(work, given, a, b, mean) + b / k
+        return np.stack([a + tail, b, stream, last, oldest])
+    resume = _resume(work)
+    met = resume * np.minimum(1.0, theta * trajectories / slots)  # share of the slots that a sync interrupts, at most
+    last = _until_enough(work, given, a + met, b, mean) + b / k
     ahead = (theta >= 1) & (a + tail <= b)  # the next batch is ready before it is asked for
-    return np.stack([a, b, stream, np.where(ahead, b, last)])
+    at_once = _unqueued(work, given, b, mean)
+    crowd = trajectories * _running(work, _progress(work, at_once) / mean) / slots
+    calm = at_once + mean * np.maximum(0.0, crowd - 1)
+    last = np.maximum(at_once, np.minimum(np.where(ahead, b, last), calm))
+    return np.stack([a + resume, b, np.minimum(stream, calm), last, oldest])
+
+
+def _unqueued(work: Workload, given: Candidates, b: Array, mean: Array) -> Array:
+    """The least cycle, sync left out, if every trajectory had a slot at once: the time that answers take by themselves.
+
+    Q groups begin in each cycle of length c, and a group lasts D, its longest trajectory. The j-th mini-batch is there
+    in time if, (k - j + 1) b/k before the cycle ends, no more groups are unfinished than it leaves over:
+
+        sum over i >= 1 of P(D > i c - (k - j + 1) b/k - (i - 1) r) <= 1 + theta - j/k + e^-gamma / Q
+
+    and c is the least for which that holds for all j; r is lost to each sync on the way. The last term is for the
+    largest of a finite number: the expected maximum of n draws is exceeded by e^-gamma = .56 of them (extreme-value
+    theory).
+    """
+    group, longest = work.durations.of_groups(work.group_size)
+    unit = mean * longest
+    low = np.maximum(b, unit / (1 + given.theta))  # Little's law: Q D / c groups are unfinished on average
+    found, late = low.copy(), np.flatnonzero(~_in_time(work, given, group, unit, b, low))
+    if not len(late):
+        return floats(found)
+    some, b, unit = given.take(late), b[late], unit[late]
+    low, high = low[late], np.maximum(low[late], b + unit * group.values[-1])
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        fits = _in_time(work, some, group, unit, b, middle)
+        low, high = np.where(fits, low, middle), np.where(fits, middle, high)
+    found[late] = high
+    return floats(found)
+
+
+def _until_young(work: Workload, given: Candidates, b: Array, mean: Array) -> Array:
+    """From the admission of a cycle's groups to the end of the cycle whose trainer waited for the last of them.
+
+    Strategy `wait` with threshold h lets no group be unfinished h - 1 cycles after its admission when the trainer asks,
+    and a cycle then trains for b: h cycles are no shorter than the makespan of a cycle's groups and b.
+    """
+    group, longest = work.durations.of_groups(work.group_size)
+    cycle = work.per_update * given.updates
+    slots = np.minimum(work.slots_per_card * given.rollout_cards, cycle)
+    alone = longest * group.longest_of(cycle / work.group_size)
+    met = (work.wait_at or 1.0) - 1
+    return floats(mean * np.maximum(alone, cycle / slots + drain(work.durations, slots)) + b + met * _resume(work))
+
+
+def _running(work: Workload, cycle: Array) -> Array:
+    """Trajectories running when a cycle begins, over those that begin with it; `cycle` in mean durations."""
+    return 1 + _surviving(work.durations, cycle, cycle)
+
+
+def _surviving(durations: Durations, first: Array, cycle: Array) -> Array:
+    """Sum over i >= 0 of P(D > first + i cycle)."""
+    total, age = np.zeros(len(first)), first
+    while (age < durations.values[-1]).any():
+        total += 1 - np.searchsorted(durations.values, age, side="right") / len(durations.values)
+        age = age + cycle
+    return total
+
+
+def _in_time(
+    work: Workload, given: Candidates, group: Durations, unit: Array, b: Array, cycle: Array
+) -> NDArray[np.bool_]:
+    """Whether every mini-batch is ready when the trainer could take it; `unit` is the mean duration of a group."""
+    k, fits = given.updates, np.ones(len(given), dtype=bool)
+    finite = EXCEEDED * work.group_size / (work.per_update * k)
+    for j in range(1, int(k.max()) + 1):
+        unfinished = _surviving(group, (cycle - (k - j + 1) / k * b) / unit, _progress(work, cycle) / unit)
+        fits &= (j > k) | (unfinished <= 1 + given.theta - j / k + finite)
+    return fits
 
 
 def _until_stream(work: Workload, given: Candidates, b: Array, mean: Array) -> Array:
@@ -264,10 +354,13 @@ def _evicted(work: Workload, given: Candidates, found: Prediction) -> Array:
     slots, batch = work.slots_per_card * given.rollout_cards, work.per_update * given.updates
     mean = work.mean_duration(given.rollout_cards)
     lasting = mean[:, None] * longest * group.quantile((np.arange(64) + 0.5) / 64)
-    queued = np.where(found.binds == TERMS.index("rollout"), np.minimum(given.theta, threshold - 1), 0.0)
+    behind = found.binds == TERMS.index("rollout")
+    queued = np.where(behind, np.minimum(given.theta, threshold - 1), 0.0)
     late = np.zeros(len(given))
+    update = work.train.on(given.train_cards)
+    asked = threshold * (found.cycle - work.sync_seconds - _resume(work)) - update
     places = (np.arange(8) + 0.5) / 8
     for x in places:
-        wait = np.maximum(0.0, (queued + x) * batch - slots * longest) / slots * mean
-        late += (wait[:, None] + lasting >= threshold * found.cycle[:, None]).mean(axis=1)
+        wait = np.maximum(0.0, ((queued + x) * batch / slots - longest) * mean - behind * update)
+        late += (wait[:, None] + lasting >= asked[:, None]).mean(axis=1)
     return floats(1 - (1 - crowded) * (1 - late / len(places)))

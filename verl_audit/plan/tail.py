@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -30,6 +30,9 @@ class Durations:
 
     sample: tuple[float, ...]
     source: str
+    groups: tuple[tuple[float, ...], ...] = ()
+    """Whole groups of one size, in the unit of the sample, where they were measured together: answers to one prompt are
+    alike, so that a group's longest is far shorter than that of as many strangers. Empty: taken as independent."""
 
     @cached_property
     def values(self) -> Array:
@@ -93,12 +96,26 @@ class Durations:
         return floats(np.quantile(self.values, floats(share), method="inverted_cdf"))
 
     def of_groups(self, size: float) -> tuple[Durations, float]:
-        """Durations of whole groups, which last as long as their longest trajectory (F^size), and their mean E[max]."""
+        """Durations of whole groups, which last as long as their longest trajectory, and their mean E[max].
+
+        From the groups measured where they are of this size, else F^size, as if members were independent.
+        """
         return (self, 1.0) if size <= 1 else _of_groups(self, size)
+
+    def drawable(self, size: float) -> Array:
+        """What a simulation draws from: whole groups (groups, size) where measured at this size, else (points,)."""
+        return np.array(self.groups) if self.measured_in(size) else self.values
+
+    def measured_in(self, size: float) -> bool:
+        """Whether groups of this size were measured."""
+        return bool(self.groups) and len(self.groups[0]) == round(size)
 
 
 @lru_cache(maxsize=64)
 def _of_groups(single: Durations, size: float) -> tuple[Durations, float]:
+    if single.measured_in(size):
+        longest = single.drawable(size).max(axis=1)
+        return from_sample(longest, f"groups of {size:g}, {single.source}"), float(longest.mean())
     longest = single.quantile(((np.arange(POINTS) + 0.5) / POINTS) ** (1 / size))
     return from_sample(longest, f"groups of {size:g}, {single.source}"), float(longest.mean())
 
@@ -143,6 +160,17 @@ def from_sample(lengths: ArrayLike, source: str) -> Durations:
     if not len(values) or not np.isfinite(values).all() or values[0] < 0 or values[-1] <= 0:
         raise ValueError("lengths must be finite, not negative, and not all 0")
     return Durations(tuple((values / values.mean()).tolist()), source)
+
+
+def from_groups(lengths: ArrayLike, source: str) -> Durations:
+    """Durations of groups measured together, shape (groups, size); of many, `POINTS` evenly chosen ones are kept.
+
+    ValueError as for `from_sample`.
+    """
+    table = np.asarray(lengths, dtype=float)
+    single = from_sample(table, source)
+    kept = table[np.linspace(0, len(table) - 1, min(len(table), POINTS)).round().astype(int)]
+    return replace(single, groups=tuple(map(tuple, (kept / kept.mean()).tolist())))
 
 
 def drain(durations: Durations, slots: ArrayLike) -> Array:

@@ -80,10 +80,14 @@ class Workload:
     slots_per_card: float
     """Trajectories that one rollout card generates at the same time."""
     durations: Durations
+    resume_seconds: float = 0.0
+    """What a sync costs rollouts besides its own time: those under way are prefilled again."""
     partial: bool = True
     """Whether trajectories under way survive a weight sync; if not, the rollout pool drains at each one."""
     evict_above: float | None = None
     """Prompt age in versions above which a finished group is thrown away (max_off_policy_threshold, drop)."""
+    wait_at: float | None = None
+    """Prompt age in versions at which the trainer waits for a group (max_off_policy_threshold, wait)."""
     unit: str = "s"
     measured: tuple[str, ...] = ()
     unknown: tuple[Unknown, ...] = ()
@@ -111,6 +115,7 @@ def two_pools(
     mode: Mode = "separate_async",
     partial: bool = True,
     evict_above: float | None = None,
+    wait_at: float | None = None,
 ) -> Workload:
     """A workload of two pools of one card each, told as a simulation tells it: what any clock can be compared with.
 
@@ -130,4 +135,5 @@ def two_pools(
         durations=durations,
         partial=partial,
         evict_above=evict_above,
+        wait_at=wait_at,
     )
