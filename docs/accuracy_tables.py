@@ -74,8 +74,8 @@ behind* from the step on from which its exact reward stays below that of a basel
 deviations slow. That is later than the step at which a mechanism sets in, and than that at which it begins to fall
 behind, which is what the interval is of.
 
-One thing counts against the verdict that it is not wrong about: `sync_saturated` is stated as harmless; that its task is
-solved is true, and is scored as *false other*.
+One thing counts against the verdict that it is not wrong about: `sync_saturated` is stated as harmless; that its task
+is solved is true, and is scored as *false other*.
 
 """
 
