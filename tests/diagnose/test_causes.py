@@ -429,6 +429,9 @@ def test_beside_a_proven_cause_even_evidence_is_enough() -> None:
     over = {**LARGE["eviction"], "damage_mismatch": 0.0155}
     assert judge(over, [finding("eviction"), finding("mismatch")])["mismatch"].status == "contributing"
     assert judge({"damage_mismatch": 0.0155}, [finding("mismatch")])["mismatch"].status == "cannot_tell"
+    ageless = {**LARGE["mismatch"], "damage_staleness": 0.2, "lag_mean": None}
+    beside = judge(ageless, [finding("mismatch"), finding("staleness")])
+    assert (beside["mismatch"].status, beside["staleness"].status) == ("implicated", "cannot_tell")
 
 
 def test_a_long_sync_costs_hours_and_does_not_keep_a_slowdown_per_update_open() -> None:

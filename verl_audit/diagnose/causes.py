@@ -7,7 +7,7 @@ works without shown harm is a *risk*; *cleared* needs a measurement that exclude
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -93,7 +93,8 @@ def weigh(measures: Mapping[str, Measure], findings: Sequence[Finding], symptom:
     draft = {cause: _judge(cause, measures, findings, damages[cause], symptom) for cause in CAUSES}
     if (last := _last_left(draft, measures, findings, symptom)) is not None:
         draft[last] = replace(draft[last], status="implicated", eliminated=True)
-    return _rank(draft, total, first_known=_value(measures, FIRST_LOSS) is not None)
+    nameable = {cause for cause in CAUSES if not _wanted_to_name(cause, measures, findings)}
+    return _rank(draft, total, nameable, first_known=_value(measures, FIRST_LOSS) is not None)
 
 
 def _last_left(
@@ -351,7 +352,9 @@ def _decimals(phrase: str) -> list[str]:
     return re.findall(r"\d+\.\d+ ?%?", phrase)
 
 
-def _rank(judged: dict[Cause, Judgement], total: float, *, first_known: bool) -> dict[Cause, Judgement]:
+def _rank(
+    judged: dict[Cause, Judgement], total: float, nameable: Collection[Cause], *, first_known: bool
+) -> dict[Cause, Judgement]:
     """The largest damage stays implicated; another is contributing from a tenth of the sum, else a risk.
 
     Damages are compared in units of their even evidence: 5 % of the signal lost to mismatch slows a run as much as 33 %
@@ -365,7 +368,7 @@ def _rank(judged: dict[Cause, Judgement], total: float, *, first_known: bool) ->
     explained = by_labels if "sync" in proven else set()  # a broken sync falsifies the labels that split these two
     for cause in CAUSES:
         level = _levels(judged[cause].damage, cause)
-        enough = cause in proven or (level >= 1 and bool(judged[cause].at_work))
+        enough = cause in proven or (level >= 1 and cause in nameable and bool(judged[cause].at_work))
         if cause != top and enough:
             contributes = cause not in explained and total > 0 and level / total >= CONTRIBUTES
             judged[cause] = replace(judged[cause], status="contributing" if contributes else "cannot_tell")
