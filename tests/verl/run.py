@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fully_async  # type: ignore[import-not-found]
+import overrides  # type: ignore[import-not-found]
 from agreement import disagreements, metrics, residual, table  # type: ignore[import-not-found]
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +121,8 @@ def main() -> None:
         environment = {**os.environ, "PYTHONPATH": str(PLUGIN)}
         make = [sys.executable, str(PLUGIN / "make_assets.py"), "--out", str(assets)]
         subprocess.run(make, check=True, env=environment, stdout=subprocess.DEVNULL)
-    wrong, took = [], {}
+    wrong, took = [f"overrides: {text}" for text in overrides.disagreements()], {}
+    print(f"overrides: {len(overrides.LINES)} command lines by Hydra and by preflight")  # noqa: T201
     for case in CASES:
         if given.only and case.name not in given.only:
             continue
