@@ -5,6 +5,7 @@ The runs are those of `make test-verl`; a tiny model on a CPU, unmodified verl.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_what_syncs_interrupted_is_what_the_calls_say() -> None:
         resumed = [
             after["prefill"]
             for one in calls
-            for before, after in zip(one, one[1:], strict=False)
+            for before, after in pairwise(one)
             if before["stop"] == "aborted" and before["length"] and after["version"] > before["version"]
         ]
         syncs = table(RUNS / name, "syncs")

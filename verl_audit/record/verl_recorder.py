@@ -192,8 +192,8 @@ class VerlRecorder:
         if rest or self._taken.at:  # no update was made, as in a critic's warm-up
             quietly(self._write_trained, step, rest, self._taken, None)
         self._taken, self._written = _Taken(), set()
-        self.writer.syncs(self.syncs.drain())
         quietly(self._write_open, step, is_last)
+        self.writer.syncs(self.syncs.drain())
         self._chosen = set()
         self._steps += 1
         self.writer.seconds = spent.so_far()
@@ -241,11 +241,14 @@ class VerlRecorder:
         fate = Fate(("in_flight",), step, None)
         groups = {uid: self._group(uid) for uid in sorted(set(self.buffer.prompt_global_steps[TRAIN]) - self._chosen)}
         tags = {key: tag for key, tag in self.buffer.partitions[TRAIN].items() if parts_of(key)[0] in groups}
-        if is_last:
-            fetched = list(self._fetched(tags, EVICTED_FIELDS))
-        else:
-            fetched = [(key, dict(tag), {}) for key, tag in tags.items()]
-        self.writer.standing(partial(_open_rows, fetched, groups, fate, self.limit), step)
+        if not is_last:
+            told: list[tuple[str, Tag, Mapping[str, Any]]] = [(key, dict(tag), {}) for key, tag in tags.items()]
+            self.writer.standing(partial(_open_rows, told, groups, fate, self.limit), step)
+            return
+        rows = list(_open_rows(self._fetched(tags, EVICTED_FIELDS), groups, fate, self.limit))
+        for made in rows:
+            self.syncs.interrupted(made.get("segments") or ())
+        self.writer.standing(lambda: rows, step)
 
     # ------------------------------------------------------------------ rows
 
@@ -293,7 +296,7 @@ def _real(batch: Any) -> dict[str, Tag]:
 
 
 def _open_rows(
-    found: Sequence[tuple[str, Tag, Mapping[str, Any]]], groups: Mapping[str, Group], fate: Fate, limit: int | None
+    found: Iterable[tuple[str, Tag, Mapping[str, Any]]], groups: Mapping[str, Group], fate: Fate, limit: int | None
 ) -> Iterator[dict[str, Any]]:
     """Rows of undecided groups: one a finished trajectory, or one for a group of which none is."""
     seen = set()

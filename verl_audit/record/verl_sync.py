@@ -141,7 +141,7 @@ class SyncLog:
         The prompt and all that was sampled are prefilled again by the call that resumes it; had the call sampled
         nothing, it may have been waiting, and nothing counts. Resumed by the same version it was stopped by no sync.
         """
-        for stopped, resumed in zip(calls, [*calls[1:], {}], strict=True):
+        for stopped, resumed in zip(calls, [*calls[1:], {}], strict=False):
             version, server = stopped.get("version"), stopped.get("server")
             if version is None or server is None or stopped.get("stop") not in ABORTED:
                 continue
