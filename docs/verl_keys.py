@@ -62,7 +62,7 @@ CHECKS = {  # key: (file, values); what verl raises an error for otherwise
         "utils/tracking.py",
         [
             *("wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "console", "clearml", "trackio", "file"),
-            "rl_insight",
+            *("rl_insight", "tracking"),
         ],
     ),
 }
@@ -184,9 +184,10 @@ def choices(wheels: list[Wheel]) -> dict[str, Any]:
         found = {name for w in wheels for text in w.sources(start) for name in re.findall(pattern, text, re.MULTILINE)}
         made[key] = {"values": sorted(found), "open": True}
     for key, (file, values) in CHECKS.items():
-        text = wheels[-1].text(file)
-        if lacking := [v for v in values if f'"{v.removesuffix("+")}"' not in text]:
-            raise SystemExit(f"{file} does not name {lacking}")
+        for wheel in wheels:
+            text = wheel.text(file)
+            if lacking := [v for v in values if f'"{v.removesuffix("+")}"' not in text]:
+                raise SystemExit(f"{file} of {wheel.version} does not name {lacking}")
         made[key] = {"values": values, "open": False}
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from verl_audit.pipeline import load_all, load_rules
 from verl_audit.preflight import Preflight, preflight
 from verl_audit.preflight.configuration import configuration
 from verl_audit.preflight.decide import imagined
+from verl_audit.preflight.doubts import of_line
+from verl_audit.preflight.names import names
+from verl_audit.preflight.overrides import line
 from verl_audit.settings import Settings
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -209,6 +213,7 @@ def test_what_verl_would_refuse_is_refused_and_says_what_was_meant(overrides: li
         ["--config-name", "ppo_megatron_trainer", "actor_rollout_ref.actor.megatron.dtype=float16"],
         ["--config-name=fully_async_ppo_trainer", "rollout.nnodes=2"],
         ["rollout.nnodes=2", "data.train_batch_size=8"],
+        ["+reward.reward_kwargs.overlong_buffer_cfg.enable=true"],
         ["+ray_kwargs.ray_init.runtime_env.env_vars.VERL_AUDIT_DIR=x"],
         ["--config-path=/my", "--config-name=mine", "what.ever=1"],
         ["actor@actor_rollout_ref.actor=my_actor", "actor_rollout_ref.actor.mine=1"],
@@ -217,6 +222,22 @@ def test_what_verl_would_refuse_is_refused_and_says_what_was_meant(overrides: li
 )
 def test_what_verl_takes_is_taken_without_a_word(overrides: list[str]) -> None:
     assert configuration(None, overrides).problems == ()
+
+
+def test_what_the_rules_tell_users_to_set_is_taken() -> None:
+    """Every assignment in a remedy for verl is one that its configuration has, in the spelling that Hydra wants."""
+    wanted = {"verl fully_async": "--config-name=fully_async_ppo_trainer", "verl one_step_off": "rollout.nnodes=1"}
+    checked = 0
+    for rule in load_rules().rules:
+        for remedy in (r for r in rule.remedy if r.framework.startswith("verl")):
+            for word in re.findall(r"(?<!\S)\+?[a-z_]+(?:\.\w+)+=[^\s,;]+", remedy.set):
+                engine = "dp" if ".megatron." not in word else "megatron"
+                given = [w for w in (wanted.get(remedy.framework),) if w is not None]
+                told = line([*given, f"model_engine={engine}", re.sub("=.*", "=1", word)])
+                found = [d.text for d in of_line(told, names((engine,), told.entry), {}) if d.refused]
+                assert found == [], (rule.id, found)
+                checked += 1
+    assert checked > 100
 
 
 def test_what_verl_takes_and_does_not_read_is_a_problem() -> None:

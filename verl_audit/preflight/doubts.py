@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from verl_audit.preflight.names import MANY, Names, below, choices, has, meant, names, refused_value, unknown
+from verl_audit.preflight.names import MANY, Names, below, choices, free, has, meant, names, refused_value, unknown
 from verl_audit.preflight.overrides import Line, Override
 
 PLUGINS = ("actor_rollout_ref.model.external_lib", "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module")
@@ -50,7 +50,7 @@ def of_line(given: Line, known: Names, also: Mapping[str, Any]) -> Iterator[Doub
 def _added(override: Override, known: Names) -> Iterator[Doubt]:
     """A key that verl does not read, if it is like one that it does."""
     key = override.key
-    if below(key, known.addable) or below(key, known.open):
+    if below(key, known.addable) or below(key, known.open) or free(key):
         return
     like = meant(known, key)
     if like is not None:

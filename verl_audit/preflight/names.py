@@ -62,12 +62,13 @@ def names(engines: tuple[Engine, ...] = ENGINES, entry: Entry | None = None) -> 
             continue
         leaves.add(key)
         open_.update([key] if "{}" in kinds else [])
-        open_.update(_free(key))
+        open_.update(free(key))
         null.update([key] if "0" in kinds else [])
     return Names(leaves, open_, null, addable, _nodes({*leaves, *addable}))
 
 
-def _free(key: str) -> list[str]:
+def free(key: str) -> list[str]:
+    """The parts of a path that verl hands on to other code."""
     parts = key.split(".")
     return [".".join(parts[: i + 1]) for i, part in enumerate(parts) if FREE.fullmatch(part)]
 
