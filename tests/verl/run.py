@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fully_async  # type: ignore[import-not-found]
+import numpy as np
 import one_step_off  # type: ignore[import-not-found]
 import overrides  # type: ignore[import-not-found]
 import pyarrow.parquet as pq
@@ -93,11 +94,17 @@ def launch(case: Case, assets: Path, out: Path, batch: int) -> None:
 
 
 def waited(run: Path) -> str:
-    """What the trainer waited for its recorder, by the recorder's own clock, beside the time of its steps."""
-    told = [pq.read_schema(path).metadata.get(KEY_SECONDS) for path in (run / "audit").glob("*.parquet")]
-    seconds = max(float(value) for value in told if value is not None)
-    steps = [row["timing_s/step"] for row in logged(run)]
-    return f"{seconds / len(steps) * 1e3:.1f} ms a step waited for the recorder, {seconds / sum(steps):.2%} of its time"
+    """What the trainer waited for its recorder in a step, by the recorder's own clock, beside the time of its steps."""
+    told = {
+        int(path.name.split("-")[1]): float(pq.read_schema(path).metadata[KEY_SECONDS])
+        for path in (run / "audit").glob("trajectories-0*.parquet")
+    }
+    so_far = [told[step] for step in sorted(told)]
+    each = np.diff([0.0, *so_far]) * 1e3
+    share = so_far[-1] / sum(row["timing_s/step"] for row in logged(run))
+    return (
+        f"waited for the recorder: {np.median(each):.1f} ms a step, {each.max():.1f} at most, {share:.2%} of all time"
+    )
 
 
 def checked(case: Case, out: Path, batch: int) -> list[str]:
