@@ -80,6 +80,8 @@ def test_the_time_of_looks_is_counted_once_and_that_of_other_threads_apart(monke
     quietly(outer)
     assert 0.02 <= seen[0] <= spent.wall == spent.so_far()
     assert spent.processor <= spent.wall
+    assert sum(spent.by.values()) == spent.wall
+    assert [name.rpartition(".")[2] for name in spent.by] == ["outer"]
     wall = spent.wall
     guard.behind(lambda: quietly(sum, range(10**5))).join()
     assert spent.behind > 0

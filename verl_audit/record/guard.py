@@ -6,8 +6,9 @@ import inspect
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
@@ -26,6 +27,8 @@ class Spent:
     """The part of `wall` that this process computed; the rest was waiting."""
     behind: float = 0.0
     """Processor seconds of the recorder's own threads."""
+    by: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """The part of `wall` by look."""
     begun: float | None = None
     """Clock at the begin of a look that is under way."""
 
@@ -53,7 +56,9 @@ def quietly(look: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         return _caught(look, args, kwargs)
     finally:
-        spent.wall, spent.begun = spent.so_far(), None
+        wall = spent.so_far()
+        spent.by[_name(look)] += wall - spent.wall
+        spent.wall, spent.begun = wall, None
         spent.processor += time.thread_time() - processor
         _here.inside = False
 
@@ -62,9 +67,13 @@ def _caught(look: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return look(*args, **kwargs)
     except Exception as error:
-        name = getattr(look, "__qualname__", repr(look))
+        name = _name(look)
         tell_once(name, f"{name} failed and records nothing: {type(error).__name__}: {error}")
         return None
+
+
+def _name(look: Callable[..., Any]) -> str:
+    return str(getattr(look, "__qualname__", repr(look)))
 
 
 def behind(look: Callable[..., Any], *args: Any) -> threading.Thread:

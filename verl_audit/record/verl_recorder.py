@@ -203,11 +203,12 @@ class VerlRecorder:
             self._tell_cost()
 
     def _tell_cost(self) -> None:
-        took, computed = spent.so_far(), spent.processor
+        by = sorted(spent.by.items(), key=lambda one: -one[1])[:5]
+        dearest = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in by)
         log.info(
-            "verl-audit: the trainer waited %.3f s for its recorder in %d steps, %.3f s of it computing; "
+            "verl-audit: the trainer waited %.3f s for its recorder in %d steps, %.3f s of it computing (%s); "
             "%.3f processor seconds were spent behind it",
-            *(took, self._steps, computed, spent.behind),
+            *(spent.so_far(), self._steps, spent.processor, dearest, spent.behind),
         )
 
     def _write_trained(self, step: int, tags: Mapping[str, Tag], taken: _Taken, minibatch: int | None) -> None:
