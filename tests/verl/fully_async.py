@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ def launch(plugin: Path, assets: Path, run: Path) -> None:
 def start(module: str, overrides: list[str], plugin: Path, assets: Path, run: Path) -> None:
     """Run an entry point of verl whose trainer and rollout are apart, with the recorder as verl's plugin."""
     rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-    engine = f"{rollout}.checkpoint_engine"
+    engine, store = f"{rollout}.checkpoint_engine", f"/dev/shm/verl_audit_{os.getpid()}"
     overrides = [
         *overrides,
         "algorithm.adv_estimator=grpo",
@@ -58,7 +59,7 @@ def start(module: str, overrides: list[str], plugin: Path, assets: Path, run: Pa
         *(f"{rollout}.free_cache_engine=False", f"{rollout}.agent.num_workers=1"),
         f"+{rollout}.custom={{precision:bf16,tick_sleep:0.05,max_num_seqs:64,threads:1}}",
         *(f"{engine}.backend=cpu_file", f"{engine}.custom_backend_module=verl_cpu.heavy"),
-        f"+{engine}.engine_kwargs.cpu_file.store=/dev/shm/verl_audit_{os.getpid()}",
+        f"+{engine}.engine_kwargs.cpu_file.store={store}",
         *("rollout.nnodes=1", "rollout.n_gpus_per_node=1"),
         *("reward.num_workers=1", "reward.custom_reward_function.name=compute_score"),
         f"reward.custom_reward_function.path={plugin}/toy_reward.py",
@@ -87,6 +88,7 @@ def start(module: str, overrides: list[str], plugin: Path, assets: Path, run: Pa
     command = [sys.executable, "-m", module, *overrides]
     with (run / "console.log").open("wb") as console:
         done = subprocess.run(command, check=False, env=environment, cwd=run, stdout=console, stderr=subprocess.STDOUT)
+    shutil.rmtree(store, ignore_errors=True)
     if done.returncode:
         raise SystemExit(f"{run.name} failed:\n{(run / 'console.log').read_text(errors='replace')[-3000:]}")
 
