@@ -601,6 +601,7 @@ def preflight(
 
     CONFIG is a Hydra configuration file, a .hydra directory or a run directory; OVERRIDES are those of the command
     line, which may also stand alone: verl-audit preflight -- trainer.v1.trainer_mode=separate_async ...
+    Overrides that verl would not start with are refused, with exit code 2.
     """
     from verl_audit.diagnose.rules import SEVERITIES
     from verl_audit.pipeline import load_rules

@@ -30,7 +30,7 @@ def test_real_run() -> None:
     parts = config.tree["actor_rollout_ref"]
     assert parts["ref"]["strategy"] == parts["actor"]["strategy"] == "fsdp2"
     assert parts["actor"]["checkpoint"]["load_contents"] == ["model", "optimizer", "extra"]
-    assert parts["actor"]["rollout_n"].startswith("${oc.select:")
+    assert parts["actor"]["rollout_n"] == parts["rollout"]["n"] == 6
     assert parts["actor"]["optim"]["lr"] == 1e-4
 
 
@@ -58,6 +58,31 @@ inner: {deep: {x: "${..near}"}, near: 5}
     assert found["lost"] == "${no.such.key}"
     assert found["loop1"] == "${loop2}"
     assert found["inner"]["deep"]["x"] == 5
+
+
+def test_selections_take_the_value_or_the_default(tmp_path: Path) -> None:
+    found = tree(
+        tmp_path,
+        """
+a: {b: 3, none: null, near: "${oc.select:.b,1}"}
+there: ${oc.select:a.b,7}
+null_there: ${oc.select:a.none,7}
+default: "${oc.select:a.no,7}"
+nothing: ${oc.select:a.no}
+flag: "${oc.select:no.such.key,False}"
+listed: "${oc.select:a.no,[]}"
+mapping: "${oc.select:a.no,{}}"
+second: "${oc.select:a.no,${oc.select:a.b,null}}"
+by: ${there}
+env: "${oc.select:a.no,${oc.env:HOME}}"
+torn: "${oc.select:a.no,[}"
+""",
+    )
+    assert (found["there"], found["null_there"], found["default"], found["nothing"]) == (3, None, 7, None)
+    assert (found["flag"], found["listed"], found["mapping"], found["second"]) == (False, [], {}, 3)
+    assert found["by"] == found["a"]["near"] == 3
+    assert found["env"] == "${oc.select:a.no,${oc.env:HOME}}"
+    assert found["torn"] == "${oc.select:a.no,[}"
 
 
 def test_numbers_and_dates_as_omegaconf_reads_them(tmp_path: Path) -> None:

@@ -462,6 +462,30 @@ def test_after_a_resume_the_later_decision_counts(tmp_path: Path) -> None:
     assert [[r for b in batches(p.source) for r in b.column("row").to_pylist()] for p in parts] == [[], [0, 1, 2]]
 
 
+def test_a_group_that_was_open_and_unknown_gives_way_to_what_is_known_later(tmp_path: Path) -> None:
+    def unknown(i: int, fate: str = "in_flight") -> dict[str, Any]:
+        return {"group": f"g{i}", "fate": fate, "response_length": 0, "decided_step": 3, "submit_step": 3}
+
+    written(tmp_path, [row(0), unknown(1), unknown(2), unknown(3)], "1.parquet")
+    written(tmp_path, [unknown(2), row(3, fate="in_flight"), row(3), unknown(0, "failed")], "2.parquet")
+    written(tmp_path, [row(4), unknown(4)], "3.parquet")
+    parts, problems = run_of(tmp_path)
+    kept = [
+        (g, f, s)
+        for p in parts
+        for g, f, s in zip(*(p.table[n].to_pylist() for n in ("group", "fate", "session")), strict=True)
+    ]
+    assert kept == [
+        ("g0", "trained", 0),
+        ("g1", "in_flight", None),
+        ("g2", "in_flight", None),
+        ("g3", "trained", 0),
+        ("g0", "failed", None),
+        ("g4", "trained", 0),
+    ]
+    assert problems == {"trace_repeated": 4}
+
+
 def test_turns_sessions_and_rows_without_a_session_are_no_repeats(tmp_path: Path) -> None:
     rows = [
         row(0, turn=0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from verl_audit.pipeline import load_all, load_rules
 from verl_audit.preflight import Preflight, preflight
 from verl_audit.preflight.configuration import configuration
 from verl_audit.preflight.decide import imagined
+from verl_audit.preflight.doubts import of_line
+from verl_audit.preflight.names import names
+from verl_audit.preflight.overrides import line
 from verl_audit.settings import Settings
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -164,6 +168,123 @@ def test_what_is_no_configuration_is_refused(text: str | None, message: str, tmp
         configuration(file, ())
 
 
+V1 = "trainer.v1"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([f"{V1}.sampler.max_off_policy_treshold=3"], f"did you mean `{V1}.sampler.max_off_policy_threshold`"),
+        ([f"{V1}.seperate_async.parameter_sync_step=2"], f"did you mean `{V1}.separate_async.parameter_sync_step`"),
+        ([f"{V1}.stalness_threshold=3"], "another trainer has `async_training.staleness_threshold`"),
+        (["async_training.stalness_threshold=3"], "did you mean `async_training.staleness_threshold`"),
+        ([f"{ROLLOUT}.max_off_policy_threshold=3"], f"did you mean `{V1}.sampler.max_off_policy_threshold`"),
+        (["actor_rollout_ref.actor.megatron.dtype=float16"], "another trainer or engine has it"),
+        ([f"{ROLLOUT}.engine_kwargs.vllm.x=1"], f"write +{ROLLOUT}.engine_kwargs.vllm.x="),
+        ([f"{ROLLOUT}.agent.agent_loop_manager_class=a.B"], f"write +{ROLLOUT}.agent.agent_loop_manager_class="),
+        (["something.else=1"], "unknown key `something.else`"),
+        ([f"{V1}.sampler={{max_off:1}}"], "unknown key `trainer.v1.sampler.max_off`"),
+        (["+trainer.test_freq=3"], "`+trainer.test_freq`: the key exists"),
+        (["+data.custom_cls.path=x", "+data.custom_cls.path=y"], "`+data.custom_cls.path`: the key exists"),
+        (["~trainer.test_frequency"], "did you mean `trainer.test_freq`"),
+        ([f"{V1}.sampler.max_off_policy_strategy=keep"], "Allowed: drop, wait"),
+        (["algorithm.rollout_correction.rollout_is=tokens"], "did you mean `token`? Allowed: token, sequence"),
+        (["algorithm.rollout_correction.rollout_rs=token_k1,seq_k9"], "`seq_k9` is not taken by verl"),
+        (["trainer.logger=[console,files]"], "did you mean `file`"),
+    ],
+)
+def test_what_verl_would_refuse_is_refused_and_says_what_was_meant(overrides: list[str], says: str) -> None:
+    """`make test-verl` holds the same to Hydra and verl's own configuration."""
+    with pytest.raises(AuditError, match="verl would not start") as refused:
+        configuration(None, overrides)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"{V1}.sampler.max_off_policy_threshold=3", f"{V1}.sampler={{max_off_policy_threshold:4}}"],
+        ["+data.custom_cls.path=x"],
+        [f"++{V1}.sampler.max_off_policy_threshold=3"],
+        [f"+{V1}.sampler.sampler_kwargs.audit_dir=x"],
+        [f"+{ROLLOUT}.engine_kwargs.vllm={{a:1}}"],
+        ["+a.b=1", "a.b=2"],
+        ["model_engine=megatron", "actor_rollout_ref.actor.megatron.dtype=float16"],
+        ["--config-name", "ppo_megatron_trainer", "actor_rollout_ref.actor.megatron.dtype=float16"],
+        ["--config-name=fully_async_ppo_trainer", "rollout.nnodes=2"],
+        ["rollout.nnodes=2", "data.train_batch_size=8"],
+        ["+reward.reward_kwargs.overlong_buffer_cfg.enable=true"],
+        ["+ray_kwargs.ray_init.runtime_env.env_vars.VERL_AUDIT_DIR=x"],
+        ["--config-path=/my", "--config-name=mine", "what.ever=1"],
+        ["actor@actor_rollout_ref.actor=my_actor", "actor_rollout_ref.actor.mine=1"],
+        ["trainer.logger=['console','file']", "algorithm.rollout_correction.rollout_rs='token_k1,seq_max_k3'"],
+    ],
+)
+def test_what_verl_takes_is_taken_without_a_word(overrides: list[str]) -> None:
+    assert configuration(None, overrides).problems == ()
+
+
+def test_what_the_rules_tell_users_to_set_is_taken() -> None:
+    """Every assignment in a remedy for verl is one that its configuration has, in the spelling that Hydra wants."""
+    wanted = {"verl fully_async": "--config-name=fully_async_ppo_trainer", "verl one_step_off": "rollout.nnodes=1"}
+    checked = 0
+    for rule in load_rules().rules:
+        for remedy in (r for r in rule.remedy if r.framework.startswith("verl")):
+            for word in re.findall(r"(?<!\S)\+?[a-z_]+(?:\.\w+)+=[^\s,;]+", remedy.set):
+                engine = "dp" if ".megatron." not in word else "megatron"
+                given = [w for w in (wanted.get(remedy.framework),) if w is not None]
+                told = line([*given, f"model_engine={engine}", re.sub("=.*", "=1", word)])
+                found = [d.text for d in of_line(told, names((engine,), told.entry), {}) if d.refused]
+                assert found == [], (rule.id, found)
+                checked += 1
+    assert checked > 100
+
+
+def test_what_verl_takes_and_does_not_read_is_a_problem() -> None:
+    [added] = configuration(None, [f"+{V1}.sampler.max_off_policy_treshold=3"]).problems
+    assert f"did you mean `{V1}.sampler.max_off_policy_threshold`" in added
+    [mode] = configuration(None, [f"{V1}.trainer_mode=seperate_async"]).problems
+    assert "did you mean `separate_async`" in mode
+    [loss] = configuration(None, ["actor_rollout_ref.actor.policy_loss.loss_mode=mine"]).problems
+    assert "code of yours may register it" in loss
+    plugin = "actor_rollout_ref.model.external_lib=my.losses"
+    assert configuration(None, ["actor_rollout_ref.actor.policy_loss.loss_mode=mine", plugin]).problems == ()
+    assert judged(f"{V1}.trainer_mode=seperate_async").worst() >= 1
+
+
+def test_a_saved_configuration_is_read_whatever_is_misspelt_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "trainer: {v1: {sampler: {max_off_policy_treshold: 3, max_off_policy_strategy: keep}}, mine: 1}\n"
+        "actor_rollout_ref: {model: {override_config: {any: 1}}, actor: {fsdp_config: {mixed_precision: {a: 1}}}}\n"
+    )
+    problems = "\n".join(configuration(file, []).problems)
+    assert f"did you mean `{V1}.sampler.max_off_policy_threshold`" in problems
+    assert "unknown key `trainer.mine`: verl 0.9 does not have it" in problems
+    assert "`keep` is not taken by verl" in problems
+    assert len(configuration(file, []).problems) == 3
+    with pytest.raises(AuditError, match="drop, wait"):
+        configuration(file, [f"{V1}.sampler.max_off_policy_strategy=keep"])
+    file.write_text("trainer: {" + ", ".join(f"old_{i}: 1" for i in range(30)) + "}\n")
+    [many] = configuration(file, []).problems
+    assert "30 keys are not verl 0.9's" in many
+    assert "configuration of another version" in many
+
+
+@pytest.mark.parametrize("path", sorted(REAL.glob("*/hydra")) + sorted((FIXTURES / "recorded").glob("*/hydra")))
+def test_configurations_of_real_runs_have_no_problem(path: Path) -> None:
+    assert configuration(path, []).problems == ()
+
+
+def test_the_engine_tells_where_the_trainers_precision_stands() -> None:
+    megatron = judged("model_engine=megatron", "actor_rollout_ref.actor.megatron.dtype=float16").facts
+    assert (megatron["actor_strategy"], megatron["trainer_dtype"]) == ("megatron", "float16")
+    assert judged("model_engine=veomni").facts["trainer_dtype"] is None
+    assert judged().facts["trainer_dtype"] == "bfloat16"
+    one_step = judged("rollout.nnodes=1", "actor_rollout_ref.hybrid_engine=false").facts
+    assert (one_step["trainer"], one_step["log_prob_mode"]) == ("one_step_off", "bypass")
+
+
 def test_facts_and_rules_of_the_users_own_are_used(tmp_path: Path) -> None:
     found = preflight(None, SEPARATE, load_rules().with_params({"config-validation-rare.least": 50}))
     assert "config-validation-rare" in fired(found)
@@ -207,3 +328,9 @@ def test_exit_codes_for_training_scripts() -> None:
     assert run("--fail-on", "medium", "--", *SEPARATE, *RECORDER).exit_code == 0
     assert run("/nowhere").exit_code == 2
     assert run("--", "x").exit_code == 2
+    misspelt = run("--", "trainer.v1.sampler.max_off_policy_treshold=3")
+    assert misspelt.exit_code == 2
+    assert "did you mean `trainer.v1.sampler.max_off_policy_threshold`" in misspelt.output
+    added = ("--", "+trainer.v1.sampler.max_off_policy_treshold=3", *SEPARATE, *RECORDER)
+    assert "Misspelt?" in run(*added).output
+    assert run("--fail-on", "medium", *added).exit_code == 1

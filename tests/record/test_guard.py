@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 
 import pytest
 
@@ -66,6 +67,25 @@ def test_a_coroutine_function_stays_one() -> None:
     assert asyncio.iscoroutinefunction(trainer.abort)
     assert asyncio.run(trainer.abort()) == "aborted"
     assert seen == ["aborted"]
+
+
+def test_the_time_of_looks_is_counted_once_and_that_of_other_threads_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "spent", spent := guard.Spent())
+    seen = list[float]()
+
+    def outer() -> None:
+        quietly(time.sleep, 0.02)  # within a look: part of it
+        seen.append(spent.so_far())
+
+    quietly(outer)
+    assert 0.02 <= seen[0] <= spent.wall == spent.so_far()
+    assert spent.processor <= spent.wall
+    assert sum(spent.by.values()) == spent.wall
+    assert [name.rpartition(".")[2] for name in spent.by] == ["outer"]
+    wall = spent.wall
+    guard.behind(lambda: quietly(sum, range(10**5))).join()
+    assert spent.behind > 0
+    assert spent.wall == wall
 
 
 def test_missing_hooks_are_told_together_and_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,14 +5,15 @@ The runs are those of `make test-verl`; a tiny model on a CPU, unmodified verl.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.verl import fully_async
-from tests.verl.agreement import disagreements, metrics, residual, table
+from tests.verl import fully_async, one_step_off
+from tests.verl.agreement import disagreements, metrics, payloads, residual, table
 from verl_audit.record.writer import KEY_DROPPED
 from verl_audit.trace.schema import COLUMNS, FATES, KEY_RUN, KEY_TABLE, KEY_UPDATES, TABLES, schema
 from verl_audit.trace.write import to_table
@@ -53,6 +54,25 @@ def test_required_columns_are_filled_and_fates_known(run: Path) -> None:
 def test_traces_agree_with_the_metrics_of_verl_in_every_step(run: Path) -> None:
     assert len(metrics(run)) == 8
     assert list(disagreements(run)) == []
+
+
+def test_each_sync_says_what_it_sent(run: Path) -> None:
+    assert list(payloads(run)) == []
+
+
+def test_what_syncs_interrupted_is_what_the_calls_say() -> None:
+    """Tokens prefilled again, by request and by sync: the same sum; in synchronous runs none."""
+    for name in NAMES:
+        calls = [row["segments"] for row in table(RUNS / name, "trajectories") if row["segments"]]
+        resumed = [
+            after["prefill"]
+            for one in calls
+            for before, after in pairwise(one)
+            if before["stop"] == "aborted" and before["length"] and after["version"] > before["version"]
+        ]
+        syncs = table(RUNS / name, "syncs")
+        assert sum(row["prefill_tokens"] or 0 for row in syncs) == sum(resumed)
+        assert bool(resumed) is (name != "sync")
 
 
 def test_the_ledger_closes(run: Path) -> None:
@@ -110,7 +130,7 @@ def test_syncs_have_a_row_for_each_version_and_a_time_for_each_phase(run: Path) 
 
 
 def test_replicas_run_the_version_that_was_published(run: Path) -> None:
-    rows = [row for row in table(run, "syncs") if row["replica"] is not None]
+    rows = [row for row in table(run, "syncs") if row["replica_version"] is not None]
     assert rows
     assert all(row["replica_version"] == row["version"] for row in rows)
 
@@ -142,3 +162,10 @@ def test_fully_async_is_recorded_through_the_plugin() -> None:
         found = pq.read_schema(path)
         assert found.equals(schema(path.name.partition("-")[0]))  # type: ignore[arg-type]
         assert found.metadata[KEY_UPDATES] == b"2"
+
+
+def test_one_step_off_is_recorded_through_the_plugin() -> None:
+    run = RUNS / "one_step_off"
+    assert list(one_step_off.disagreements(run)) == []
+    assert list(payloads(run)) == []
+    assert len(table(run, "trajectories")) == fully_async.MINI * fully_async.SIZE * fully_async.STEPS

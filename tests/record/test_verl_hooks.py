@@ -10,6 +10,7 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,7 +113,10 @@ class Trainer:
         return self
 
     def _step_once(self) -> Any:
-        return self.replay_buffer.sample(global_steps=5, partition_id="train", batch_size=1)[0]
+        return self._update_actor(self.replay_buffer.sample(global_steps=5, partition_id="train", batch_size=1)[0])
+
+    def _update_actor(self, batch: Any) -> Any:
+        return batch
 
     def _compute_metrics(self, batch: Any) -> str:
         return "computed"
@@ -243,6 +247,51 @@ def test_many_tokens_are_fetched_in_pieces_and_without_rejection_one_mask_is_eno
     assert [(r["session"], r["loss_tokens"], r["rejected_tokens"]) for r in trained] == [(0, 1, 0), (1, 1, 0)]
 
 
+def test_without_an_update_a_batch_is_recorded_when_the_step_ends(sampler: ModuleType, tmp_path: Path) -> None:
+    """As in a critic's warm-up."""
+    trainer = Trainer(config(kwargs={"audit_dir": str(tmp_path)}), sampler.AuditReplayBufferAsync)
+    batch = trainer.replay_buffer.sample(global_steps=5, partition_id="train", batch_size=1)[0]
+    trainer._compute_metrics(batch)
+    trained = [r for r in rows(tmp_path) if r["fate"] == "trained"]
+    assert [(r["group"], r["session"], r["train_minibatch"]) for r in trained] == [("good", 0, None), ("good", 1, None)]
+
+
+def test_undecided_groups_are_recorded_on_the_way_in_case_the_job_is_killed(
+    sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = importlib.import_module("verl_audit.record.verl_recorder")
+    monkeypatch.setattr(recorder, "OPEN_SECONDS", 0.0)
+    trainer = Trainer(config(kwargs={"audit_dir": str(tmp_path)}), sampler.AuditReplayBufferAsync)
+    trainer.total_training_steps = 9
+    buffer = trainer.replay_buffer
+    trainer._submit_batch_to_rollout({"uid": np.array(["waits", "runs"]), "raw_prompt": ["1+1", "2+2"]})
+    batch = trainer._step_once()
+    buffer.prompt_global_steps["train"] = {"waits": 4, "runs": 5, "good": 3}
+    buffer.partitions["train"] = {"waits_0_0": TAG, "waits_1_0": TAG}
+    trainer._compute_metrics(batch)
+    # A writer that ends without closing, as if killed: what it wrote is there.
+    wait_for(lambda: list(tmp_path.glob("trajectories-open-*.parquet")))
+    found = [r for r in rows(tmp_path, "trajectories-open") if r["fate"] == "in_flight"]
+    assert sorted((r["group"], r["session"], r["response_length"], r["submit_step"]) for r in found[:2]) == [
+        ("waits", 0, 2, 4),
+        ("waits", 1, 2, 4),
+    ]
+    assert [(r["group"], r["session"], r["decided_step"]) for r in found[2:]] == [("runs", None, 5)]
+    assert all(r["t_submit"] and r["prompt_key"] for r in found)
+    buffer.prompt_global_steps["train"], buffer.partitions["train"] = {}, {}
+    buffer.recorder.step_ended(SimpleNamespace(keys=[], tags=[]))
+    buffer.recorder.writer.close()
+    assert rows(tmp_path, "trajectories-open") == []
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
 def test_the_filter_that_verl_withholds_is_handed_on(sampler: ModuleType, tmp_path: Path) -> None:
     trainer, _ = run(sampler, tmp_path)
     assert trainer.replay_buffer.given["filter_groups_metric"] == "acc"
@@ -260,7 +309,7 @@ def test_a_recorder_that_fails_changes_nothing(
     def boom(*_: Any, **__: Any) -> None:
         raise RuntimeError("boom")
 
-    for name in ("sample_began", "polled", "evicted", "cleared", "selected", "step_ended", "_trained_on"):
+    for name in ("sample_began", "polled", "evicted", "cleared", "selected", "step_ended", "update_begins"):
         monkeypatch.setattr(recorder.VerlRecorder, name, boom)
     _, batch = run(sampler, tmp_path)
     assert batch.keys == ["good_0_0", "good_1_0"]

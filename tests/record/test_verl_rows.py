@@ -147,8 +147,8 @@ def test_keys(key: str, parts: tuple[str, int | None, int | None]) -> None:
 def test_submissions_are_known_once_by_uid() -> None:
     known = Submissions()
     known.note({"uid": np.array(["u", "v"]), "raw_prompt": [[{"role": "user", "content": "1+1"}], None]})
-    t, key = known.take("u")
+    t, key = known.of("u", forget=True)
     assert t is not None
     assert key == prompt_key([{"content": "1+1", "role": "user"}])
-    assert known.take("u") == (None, None)
-    assert known.take("v")[1] is None
+    assert known.of("u", forget=True) == (None, None)
+    assert known.of("v", forget=True)[1] is None

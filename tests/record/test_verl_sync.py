@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from verl_audit.record.guard import Missing
 from verl_audit.record.verl_rows import utc
@@ -93,7 +97,7 @@ def test_a_colocated_sync_takes_the_abort_before_it_and_the_resume_after() -> No
     log = watched(manager)
     manager.abort_replicas()
     manager.update_weights(global_steps=4)
-    ended = log._open[-1]["t1"]
+    ended = log._open[-1].row["t1"]
     manager.resume_generation_replicas()
     [row] = log.drain()
     assert row["abort_s"] > 0
@@ -125,7 +129,8 @@ def test_a_version_of_verl_without_a_phase_is_noted() -> None:
 
 def test_a_replica_left_behind_is_told_once_for_each_sync() -> None:
     log = SyncLog(lambda: 9, auto_await)
-    log._published = [(100.0, 101.0, 7), (200.0, 201.0, 8)]
+    log.ended("total", 100.0, 101.0, 7, None)
+    log.ended("total", 200.0, 201.0, 8, None)
 
     def segment(server: str, version: int | None, begun: float | None) -> dict[str, Any]:
         return {"server": server, "version": version, "t0": utc(begun)}
@@ -146,3 +151,60 @@ def test_a_replica_left_behind_is_told_once_for_each_sync() -> None:
     )
     told = [(r["replica"], r["version"], r["replica_version"]) for r in rows]
     assert told == [("a", 7, 7), ("a", 8, 8), ("b", 8, 7), ("f", 8, 8)]
+
+
+def test_a_payload_is_asked_for_after_each_update_and_its_norm_told_once_a_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def get(answer: Any, timeout: float) -> Any:
+        if answer["payload_count"] > 2:
+            raise TimeoutError
+        return answer
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get=get))
+
+    class Group:
+        sent, count = 0, 2
+
+        def execute_rank_zero_async(self, name: str, function: Callable[[], Any]) -> Any:
+            self.sent += function.__name__ == "take"
+            return {"payload_count": self.count, "payload_bytes": 8 * self.sent, "payload_norm": 1.5}
+
+    manager = Manager()
+    manager.actor_wg = Group()  # type: ignore[attr-defined]
+    log = watched(manager)
+    for version in (0, 0, None, 1):
+        manager.update_weights(version)
+    rows = log.drain()
+    found = [(r["version"], r["payload_count"], r["payload_bytes"], r["payload_norm"]) for r in rows]
+    assert found == [(0, 2, 8, 1.5), (0, 2, 16, None), (1, 2, 32, 1.5)]
+    manager.actor_wg.count = 3  # type: ignore[attr-defined]
+    manager.update_weights(2)
+    [row] = log.drain()
+    assert "payload_count" not in row
+    manager.update_weights(3)
+    assert manager.actor_wg.sent == 5  # type: ignore[attr-defined]  # who did not answer is not asked again
+
+
+def call(version: int, length: int, prefill: int, stop: str, server: str = "a") -> dict[str, Any]:
+    return {"version": version, "length": length, "prefill": prefill, "stop": stop, "server": server}
+
+
+def test_what_a_sync_interrupted_is_told_by_the_calls_it_stopped() -> None:
+    log = SyncLog(lambda: 9, auto_await)
+    for version in (3, 4, 6):
+        log.ended("total", 100.0 * version, 100.0 * version + 1, version, None)
+    log.drain()
+    log.interrupted([call(3, 5, 10, "abort"), call(4, 0, 15, "abort"), call(6, 7, 15, "stop", "b")])
+    log.interrupted([call(3, 2, 20, "aborted"), call(6, 2, 22, "stop")])  # it waited for 6; 4 had stopped it
+    log.interrupted([call(4, 2, 30, "abort"), call(4, 1, 32, "stop")])  # resumed by the same version: no sync
+    log.interrupted([call(6, 2, 40, "abort"), call(7, 1, 42, "stop")])  # a sync that was not seen
+    log.interrupted([call(3, 1, 5, "abort")])  # never resumed
+    assert log.drain() == [
+        {"version": 4, "replica": "a", "step": 9, "aborted": 3, "prefill_tokens": 15 + 22},
+        {"version": 6, "replica": "a", "step": 9, "aborted": 1},
+        {"version": 7, "replica": "a", "step": 9, "aborted": 1, "prefill_tokens": 42},
+    ]
+    log._tells_aborted = True
+    log.interrupted([call(3, 2, 20, "abort"), call(4, 2, 22, "stop")])
+    assert log.drain() == [{"version": 4, "replica": "a", "step": 9, "prefill_tokens": 22}]

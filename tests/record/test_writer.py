@@ -300,6 +300,22 @@ def test_kill_9_loses_at_most_the_last_step_and_leaves_nothing_unreadable(tmp_pa
     assert all(steps.count(step) == 50 for step in set(steps))
 
 
+def test_kill_9_leaves_one_whole_file_of_what_was_open(tmp_path: Path) -> None:
+    kept = 'writer.standing(lambda s=step: [{"group": f"{s}-{i}", "fate": "in_flight", "response_length": 0}'
+    job = JOB.replace("    print(", f"    {kept} for i in range(40)], step)\n    print(")
+    with subprocess.Popen([sys.executable, "-c", job, str(tmp_path)], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if int(line) >= 20:
+                os.kill(running.pid, signal.SIGKILL)
+                break
+    [path] = tmp_path.glob("trajectories-open-*.parquet")
+    rows = pq.read_table(path).to_pylist()
+    assert len(rows) == 40
+    assert {row["fate"] for row in rows} == {"in_flight"}
+    assert len({row["group"].partition("-")[0] for row in rows}) == 1
+
+
 def test_what_waits_is_written_at_exit(tmp_path: Path) -> None:
     job = JOB.replace("10**6", "4").replace("    writer.step_done(step)\n", "")
     subprocess.run([sys.executable, "-c", job, str(tmp_path)], check=True, capture_output=True)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 Row = dict[str, Any]
 Metrics = Mapping[int, Mapping[str, float]]
+PAYLOAD = "checkpoint_engine/payload_mb"
 OFF = "training/off_policy/"
 
 
@@ -121,6 +122,23 @@ def disagreements(run: Path) -> Iterator[str]:
             wanted = told.get(name, 0.0)
             if not np.isclose(value, wanted, rtol=1e-5, atol=1e-6):
                 yield f"step {step}: {name} is {value} by the traces and {wanted} by verl"
+
+
+def payloads(run: Path) -> Iterator[str]:
+    """What is wrong with the payloads of syncs: each sends all weights, new ones; an engine may tell its bytes, too.
+
+    Norms change with every update, and in fully_async with every sync.
+    """
+    sent = [row for row in table(run, "syncs") if row["t0"] is not None]
+    sizes = {(row["payload_count"], row["payload_bytes"]) for row in sent}
+    if len(sizes) != 1 or None in next(iter(sizes)):
+        yield f"tensors and bytes of the syncs are {sizes}"
+    told = {round(row[PAYLOAD] * (1 << 20)) for row in logged(run) if PAYLOAD in row}
+    if told and told != {size for _, size in sizes}:
+        yield f"the syncs sent {sizes} by the traces and {told} bytes by verl"
+    norms = [row["payload_norm"] for row in sent if row["payload_norm"] is not None]
+    if len(set(norms)) != len(norms) or len(norms) < len({row["version"] for row in sent}):
+        yield f"norms of the syncs are {norms}"
 
 
 def residual(run: Path, batch: int, warmup: float) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,13 +23,24 @@ MINI, SIZE, STEPS = 8, 4, 8
 
 def launch(plugin: Path, assets: Path, run: Path) -> None:
     """Eight updates, a sync after every second; raises with the end of the console if verl fails."""
-    rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-    engine = f"{rollout}.checkpoint_engine"
     overrides = [
+        *("data.train_batch_size=0", "data.gen_batch_size=1"),
+        f"rollout.total_rollout_steps={MINI * STEPS}",
+        *("async_training.staleness_threshold=0.5", "async_training.trigger_parameter_sync_step=2"),
+    ]
+    start("verl.experimental.fully_async_policy.fully_async_main", overrides, plugin, assets, run)
+
+
+def start(module: str, overrides: list[str], plugin: Path, assets: Path, run: Path) -> None:
+    """Run an entry point of verl whose trainer and rollout are apart, with the recorder as verl's plugin."""
+    rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+    engine, store = f"{rollout}.checkpoint_engine", f"/dev/shm/verl_audit_{os.getpid()}"
+    overrides = [
+        *overrides,
         "algorithm.adv_estimator=grpo",
         "algorithm.rollout_correction.bypass_mode=False",
         *(f"data.train_files={assets}/train.parquet", f"data.val_files={assets}/val.parquet"),
-        *("data.train_batch_size=0", "data.gen_batch_size=1", "data.dataloader_num_workers=0"),
+        "data.dataloader_num_workers=0",
         *("data.max_prompt_length=32", "data.max_response_length=24", "data.filter_overlong_prompts=False"),
         f"actor_rollout_ref.model.path={assets}/model",
         "actor_rollout_ref.model.external_lib=verl_cpu.heavy",
@@ -47,13 +59,12 @@ def launch(plugin: Path, assets: Path, run: Path) -> None:
         *(f"{rollout}.free_cache_engine=False", f"{rollout}.agent.num_workers=1"),
         f"+{rollout}.custom={{precision:bf16,tick_sleep:0.05,max_num_seqs:64,threads:1}}",
         *(f"{engine}.backend=cpu_file", f"{engine}.custom_backend_module=verl_cpu.heavy"),
-        f"+{engine}.engine_kwargs.cpu_file.store=/dev/shm/verl_audit_{os.getpid()}",
-        *("rollout.nnodes=1", "rollout.n_gpus_per_node=1", f"rollout.total_rollout_steps={MINI * STEPS}"),
-        *("async_training.staleness_threshold=0.5", "async_training.trigger_parameter_sync_step=2"),
+        f"+{engine}.engine_kwargs.cpu_file.store={store}",
+        *("rollout.nnodes=1", "rollout.n_gpus_per_node=1"),
         *("reward.num_workers=1", "reward.custom_reward_function.name=compute_score"),
         f"reward.custom_reward_function.path={plugin}/toy_reward.py",
         *("trainer.device=cpu", "trainer.nnodes=1", "trainer.n_gpus_per_node=1", "trainer.total_epochs=10"),
-        *("trainer.logger=[console,file]", "trainer.project_name=toy_map", "trainer.experiment_name=fully_async"),
+        *("trainer.logger=[console,file]", "trainer.project_name=toy_map", f"trainer.experiment_name={run.name}"),
         *("trainer.resume_mode=disable", "trainer.val_before_train=False", "trainer.test_freq=-1"),
         *("ray_kwargs.ray_init.num_cpus=40", "+ray_kwargs.ray_init.num_gpus=4"),
         "+ray_kwargs.ray_init.include_dashboard=False",
@@ -74,11 +85,12 @@ def launch(plugin: Path, assets: Path, run: Path) -> None:
         "RAY_enable_worker_prestart": "0",
     }
     (run / "file_logger").mkdir(parents=True)
-    command = [sys.executable, "-m", "verl.experimental.fully_async_policy.fully_async_main", *overrides]
+    command = [sys.executable, "-m", module, *overrides]
     with (run / "console.log").open("wb") as console:
         done = subprocess.run(command, check=False, env=environment, cwd=run, stdout=console, stderr=subprocess.STDOUT)
+    shutil.rmtree(store, ignore_errors=True)
     if done.returncode:
-        raise SystemExit(f"fully_async failed:\n{(run / 'console.log').read_text(errors='replace')[-3000:]}")
+        raise SystemExit(f"{run.name} failed:\n{(run / 'console.log').read_text(errors='replace')[-3000:]}")
 
 
 def disagreements(run: Path) -> Iterator[str]:
@@ -99,14 +111,14 @@ def disagreements(run: Path) -> Iterator[str]:
             "response_length/mean": np.mean([row["response_length"] for row in part]),
             "critic/score/mean": np.mean([row["reward"] for row in part]),
             "fully_async/count/stale_trajectory_processed": stale,
-            "training/rollout_probs_diff_mean": _gap(part),
+            "training/rollout_probs_diff_mean": gap(part),
         }
         for name, value in found.items():
             if not np.isclose(value, told[name], rtol=1e-4, atol=1e-6):
                 yield f"update {upto}: {name} is {value} by the traces and {told[name]} by verl"
 
 
-def _gap(rows: list[dict[str, Any]]) -> float:
+def gap(rows: list[dict[str, Any]]) -> float:
     """verl's mean difference of probabilities: token mean in each update, plain mean over updates."""
     means = []
     for step in sorted({row["decided_step"] for row in rows}):

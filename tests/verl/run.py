@@ -1,6 +1,6 @@
-"""Real verl 0.9.1 on a CPU with the recorder: three trainers, the filter, and what both sides tell of each step.
+"""Real verl 0.9.1 on a CPU with the recorder: five trainers, the filter, and what both sides tell of each step.
 
-    python tests/verl/run.py [--keep DIR] [--only NAME]...
+    python tests/verl/run.py [--keep DIR] [--only NAME]... [--batch GROUPS]
 
 Needs an interpreter with verl and this package, and the CPU plugin in VERL_CPU_DIR (default: ../shared/verl_cpu beside
 the checkout). `make test-verl` makes such an interpreter. Exit code 1 if anything disagrees.
@@ -13,12 +13,17 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import fully_async  # type: ignore[import-not-found]
-from agreement import disagreements, metrics, residual, table  # type: ignore[import-not-found]
+import numpy as np
+import one_step_off  # type: ignore[import-not-found]
+import overrides  # type: ignore[import-not-found]
+import pyarrow.parquet as pq
+from agreement import disagreements, logged, metrics, payloads, residual, table  # type: ignore[import-not-found]
+
+from verl_audit.record.writer import KEY_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = Path(os.environ.get("VERL_CPU_DIR", ROOT.parent / "shared" / "verl_cpu"))
@@ -35,7 +40,6 @@ class Case:
     options: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
     steps: int = 8
-    recorded: bool = True
 
 
 SLOW = ("--tick=0.12", "--max_num_seqs=256", f"--warmup={WARMUP}")
@@ -61,12 +65,15 @@ CASES = (
         ),
         steps=6,
     ),
-    Case("unrecorded", "separate_async", (*SLOW, "--threshold=2"), recorded=False),
 )
 
 
-def launch(case: Case, assets: Path, out: Path) -> float:
-    """Run verl once; seconds it took. Raises with the end of its console if it failed."""
+APART = {"fully_async": fully_async, "one_step_off": one_step_off}
+"""Trainers of their own entry points, which take no sampler."""
+
+
+def launch(case: Case, assets: Path, out: Path, batch: int) -> None:
+    """Run verl once. Raises with the end of its console if it failed."""
     sampler = "AuditReplayBuffer" if case.mode == "sync" else "AuditReplayBufferAsync"
     recorder = [
         f"{SAMPLER}.path=pkg://verl_audit.record.verl",
@@ -76,25 +83,37 @@ def launch(case: Case, assets: Path, out: Path) -> float:
     ]
     command = [
         *(sys.executable, str(PLUGIN / "run_e2e.py"), f"--assets={assets}", f"--out={out}", f"--name={case.name}"),
-        *(f"--mode={case.mode}", f"--steps={case.steps}", f"--batch={BATCH}", "--n=4", "--test_freq=4"),
-        *("--loggers=console,file", *case.options, *case.overrides, *(recorder if case.recorded else ())),
+        *(f"--mode={case.mode}", f"--steps={case.steps}", f"--batch={batch}", "--n=4", "--test_freq=4"),
+        *("--loggers=console,file", *case.options, *case.overrides, *recorder),
     ]
     shutil.rmtree(out / case.name, ignore_errors=True)
-    begun = time.monotonic()
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         console = (out / case.name / "console.log").read_text(encoding="utf-8", errors="replace")
         raise SystemExit(f"{case.name} failed:\n{console[-3000:]}{done.stderr[-2000:]}")
-    return time.monotonic() - begun
 
 
-def checked(case: Case, out: Path) -> list[str]:
+def waited(run: Path) -> str:
+    """What the trainer waited for its recorder in a step, by the recorder's own clock, beside the time of its steps."""
+    told = {
+        int(path.name.split("-")[1]): float(pq.read_schema(path).metadata[KEY_SECONDS])
+        for path in (run / "audit").glob("trajectories-0*.parquet")
+    }
+    so_far = [told[step] for step in sorted(told)]
+    each = np.diff([0.0, *so_far]) * 1e3
+    share = so_far[-1] / sum(row["timing_s/step"] for row in logged(run))
+    return (
+        f"waited for the recorder: {np.median(each):.1f} ms a step, {each.max():.1f} at most, {share:.2%} of all time"
+    )
+
+
+def checked(case: Case, out: Path, batch: int) -> list[str]:
     """What is wrong with a recorded run; prints what was compared."""
     run = out / case.name
-    wrong = list(disagreements(run))
+    wrong = [*disagreements(run), *payloads(run)]
     rows = table(run, "trajectories")
     counts = {fate: sum(r["fate"] == fate for r in rows) for fate in sorted({r["fate"] for r in rows})}
-    ledger = residual(run, BATCH, 0 if case.mode == "sync" else WARMUP)
+    ledger = residual(run, batch, 0 if case.mode == "sync" else WARMUP)
     if ledger["residual"]:
         wrong.append(f"the ledger does not close: {ledger}")
     if case.name == "filter" and not counts.get("filtered"):
@@ -103,7 +122,8 @@ def checked(case: Case, out: Path) -> list[str]:
         wrong.append("two updates a version, and train_minibatch is not 0 and 1")
     if "verl-audit recorder:" in (run / "console.log").read_text(encoding="utf-8", errors="replace"):
         wrong.append("the recorder warned")
-    print(f"{case.name}: {len(metrics(run))} steps, trajectories {counts}, groups {ledger}")  # noqa: T201
+    told = f"{len(metrics(run))} steps, trajectories {counts}, groups {ledger}"
+    print(f"{case.name}: {told}; {waited(run)}", flush=True)  # noqa: T201
     return [f"{case.name}: {text}" for text in wrong]
 
 
@@ -111,7 +131,8 @@ def main() -> None:
     """Run the cases and exit 1 if traces and metrics disagree."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--keep", type=Path, default=Path("/tmp/verl-audit-runs"))
-    parser.add_argument("--only", action="append", choices=[*(case.name for case in CASES), "fully_async"])
+    parser.add_argument("--only", action="append", choices=[*(case.name for case in CASES), *APART])
+    parser.add_argument("--batch", type=int, default=BATCH, help="groups of four trajectories a step")
     given = parser.parse_args()
     out, assets = given.keep, given.keep / "assets"
     if not (PLUGIN / "run_e2e.py").exists():
@@ -120,23 +141,22 @@ def main() -> None:
         environment = {**os.environ, "PYTHONPATH": str(PLUGIN)}
         make = [sys.executable, str(PLUGIN / "make_assets.py"), "--out", str(assets)]
         subprocess.run(make, check=True, env=environment, stdout=subprocess.DEVNULL)
-    wrong, took = [], {}
+    wrong = [f"overrides: {text}" for text in overrides.disagreements()]
+    print(f"overrides: {len(overrides.LINES)} command lines by Hydra and by preflight")  # noqa: T201
     for case in CASES:
         if given.only and case.name not in given.only:
             continue
-        took[case.name] = launch(case, assets, out)
-        wrong += checked(case, out) if case.recorded else []
-    if not given.only or "fully_async" in given.only:
-        shutil.rmtree(out / "fully_async", ignore_errors=True)
-        fully_async.launch(PLUGIN, assets, out / "fully_async")
-        rows = table(out / "fully_async", "trajectories")
-        print(f"fully_async: {len(rows)} trajectories of {fully_async.STEPS} updates")  # noqa: T201
-        wrong += [f"fully_async: {text}" for text in fully_async.disagreements(out / "fully_async")]
-    if {"unrecorded", "separate_async"} <= set(took):
-        both = [
-            sum(m["timing_s/step"] for m in metrics(out / name).values()) for name in ("separate_async", "unrecorded")
-        ]
-        print(f"seconds in steps with and without the recorder: {both[0]:.1f}, {both[1]:.1f}")  # noqa: T201
+        launch(case, assets, out, given.batch)
+        wrong += checked(case, out, given.batch)
+    for name, module in APART.items():
+        if given.only and name not in given.only:
+            continue
+        shutil.rmtree(out / name, ignore_errors=True)
+        module.launch(PLUGIN, assets, out / name)
+        rows = table(out / name, "trajectories")
+        told = f"{len(rows)} trajectories of {fully_async.STEPS} updates"
+        print(f"{name}: {told}; {waited(out / name)}", flush=True)  # noqa: T201
+        wrong += [f"{name}: {text}" for text in (*module.disagreements(out / name), *payloads(out / name))]
     print("\n".join(wrong[:20]) or "traces and verl's own metrics agree")  # noqa: T201
     sys.exit(bool(wrong))
 

@@ -1,7 +1,7 @@
 """A run's Hydra configuration: `.hydra/config.yaml` with `overrides.yaml` beside it, or a lone config file.
 
-Hydra leaves `${a.b}` unresolved. References inside the tree are filled in here; resolvers such as
-`${oc.env:X}` and references that lead nowhere stay as written.
+Hydra leaves `${a.b}` unresolved. References inside the tree are filled in here, and `${oc.select:a.b,default}`; other
+resolvers, such as `${oc.env:X}`, and references that lead nowhere stay as written.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from verl_audit.ingest.model import ConfigFound, Parsed
 _LARGEST = 8 << 20
 _DEEPEST = 100
 _REFERENCE = re.compile(r"\$\{(\.*[\w-]+(?:\.[\w-]+|\[\d+\])*)\}")
+_SELECTION = re.compile(r"\$\{oc\.select:\s*(\.*[\w-]+(?:\.[\w-]+)*)\s*(?:,(.*))?\}", re.DOTALL)
 _PART = re.compile(r"[\w-]+")
 
 
@@ -107,6 +108,9 @@ def _resolve(node: Any, root: dict[str, Any], place: tuple[str, ...]) -> Any:
     if whole:
         found, value = _follow(whole[1], root, place)
         return value if found else node
+    if selection := _SELECTION.fullmatch(node):
+        found, value = _select(selection, root, place)
+        return value if found else node
     return _REFERENCE.sub(lambda m: _as_text(m, root, place), node)
 
 
@@ -117,9 +121,7 @@ def _as_text(match: re.Match[str], root: dict[str, Any], place: tuple[str, ...])
 
 def _follow(reference: str, root: dict[str, Any], place: tuple[str, ...], hops: int = 0) -> tuple[bool, Any]:
     """Whether a reference leads to a value, and that value, itself resolved; leading dots count upwards."""
-    names = tuple(_PART.findall(reference))
-    dots = len(reference) - len(reference.lstrip("."))
-    target = (*place[:-dots], *names) if dots else names
+    target = _target(reference, place)
     node: Any = root
     for name in target:
         if isinstance(node, dict) and name in node:
@@ -130,4 +132,33 @@ def _follow(reference: str, root: dict[str, Any], place: tuple[str, ...], hops: 
             return False, None
     if isinstance(node, str) and (again := _REFERENCE.fullmatch(node)):
         return _follow(again[1], root, target, hops + 1) if hops < _DEEPEST else (False, None)
+    if isinstance(node, str) and (selection := _SELECTION.fullmatch(node)):
+        return _select(selection, root, target, hops + 1) if hops < _DEEPEST else (False, None)
     return not isinstance(node, str) or "${" not in node, node
+
+
+def _select(match: re.Match[str], root: dict[str, Any], place: tuple[str, ...], hops: int = 0) -> tuple[bool, Any]:
+    """As OmegaConf's `oc.select`: the value at a path, or the default where there is none."""
+    if _leads(match[1], root, place):  # null is a value
+        return _follow(match[1], root, place, hops)
+    try:
+        default = None if match[2] is None else parse(match[2])
+    except yaml.YAMLError:
+        return False, None
+    value = _resolve(default, root, place)
+    return not isinstance(value, str) or "${" not in value, value
+
+
+def _leads(reference: str, root: dict[str, Any], place: tuple[str, ...]) -> bool:
+    *parents, last = _target(reference, place)
+    node: Any = root
+    for name in parents:
+        node = node.get(name) if isinstance(node, dict) else None
+    return isinstance(node, dict) and last in node
+
+
+def _target(reference: str, place: tuple[str, ...]) -> tuple[str, ...]:
+    """The path from the root; leading dots count upwards from the place of the reference."""
+    names = tuple(_PART.findall(reference))
+    dots = len(reference) - len(reference.lstrip("."))
+    return (*place[:-dots], *names) if dots else names

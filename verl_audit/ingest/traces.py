@@ -261,8 +261,13 @@ def _replaced_rows(tables: Sequence[pa.Table]) -> list[frozenset[int]]:
     """Per table the positions of rows that another row of the run replaces.
 
     Of rows with one group, session and turn the last stays: final over open, then by time decided, by step decided,
-    then by place. Rows without a session stand for no one trajectory.
+    then by place. A row without a session stands for a group of which nothing is known: while it is open, any other row
+    of the group replaces it.
     """
+    return [again | known for again, known in zip(_decided_again(tables), _known_since(tables), strict=True)]
+
+
+def _decided_again(tables: Sequence[pa.Table]) -> list[frozenset[int]]:
     keyed = [_keyed(table, index) for index, table in enumerate(tables)]
     rows = pa.concat_tables(keyed) if keyed else pa.table({})
     if not len(rows):
@@ -277,9 +282,41 @@ def _replaced_rows(tables: Sequence[pa.Table]) -> list[frozenset[int]]:
     return [frozenset(row[source == index].tolist()) for index in range(len(tables))]
 
 
+def _known_since(tables: Sequence[pa.Table]) -> list[frozenset[int]]:
+    """Open rows without a session whose group has another row, in any table or after them."""
+    opens = [pc.and_(pc.is_null(table["session"]), pc.invert(_is_final(table))) for table in tables]
+    found: list[frozenset[int]] = [frozenset()] * len(tables)
+    if not any(pc.any(one).as_py() for one in opens):
+        return found
+    others = [_group(table.filter(pc.invert(one))) for table, one in zip(tables, opens, strict=True)]
+    known = pa.chunked_array([part for one in others for part in one.chunks], pa.string()).unique()
+    later: set[str] = set()
+    for i in range(len(tables) - 1, -1, -1):
+        own = tables[i].filter(opens[i])
+        groups = _group(own)
+        is_known = pc.is_in(groups, known).to_pylist()
+        gone = set[int]()
+        for row, group, elsewhere in reversed(
+            [*zip(own["row"].to_pylist(), groups.to_pylist(), is_known, strict=True)]
+        ):
+            if elsewhere or group in later:
+                gone.add(row)
+            later.add(group)
+        found[i] = frozenset(gone)
+    return found
+
+
+def _group(table: pa.Table) -> pa.ChunkedArray:
+    return table["group"].cast(pa.string())
+
+
+def _is_final(table: pa.Table) -> pa.ChunkedArray:
+    return pc.is_in(table["fate"].cast(pa.string()), pa.array(_FINAL))
+
+
 def _keyed(table: pa.Table, index: int) -> pa.Table:
     own = table.filter(pc.is_valid(table["session"]))
-    final = pc.is_in(own["fate"].cast(pa.string()), pa.array(_FINAL)).cast(pa.int8())
+    final = _is_final(own).cast(pa.int8())
     return pa.table(
         {
             "group": own["group"],

@@ -3,53 +3,88 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from verl_audit.errors import AuditError
 from verl_audit.ingest.hydra import parse, resolve
 from verl_audit.ingest.hydra import read as read_hydra
+from verl_audit.preflight import doubts
+from verl_audit.preflight.names import ENGINES, Engine, Entry, names
+from verl_audit.preflight.overrides import apply, line
 
 Tree = dict[str, Any]
-_ASSIGNED = re.compile(r"(?P<how>\+\+|\+|~)?(?P<key>[\w@/.\-]+)(?:=(?P<value>.*))?", re.DOTALL)
+_ENGINE_DEFAULTS: Mapping[Engine, Tree] = {
+    "megatron": {"megatron": {"dtype": "bfloat16", "router_replay": {"mode": "disabled"}}},
+    "veomni": {"veomni": {"router_replay": {"mode": "disabled"}}},
+}
+"""What verl 0.9.1's configurations of these engines give the actor, of the settings that are facts of a run."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The tree with references filled in, and in words what it was made of."""
+    """The tree with references filled in, in words what it was made of, and what in it looks misspelt."""
 
     tree: Tree
     sources: tuple[str, ...]
+    problems: tuple[str, ...] = ()
 
 
 def configuration(path: Path | None, overrides: Sequence[str]) -> Configuration:
     """A configuration file, a `.hydra` directory or one that holds it, with overrides on top.
 
     Without a file, or for keys that a file of few keys leaves out, verl 0.9.1's defaults stand. Raises `AuditError`
-    for what is no configuration and for an override that cannot be read.
+    for what is no configuration, and for overrides that cannot be read or that verl would refuse to start with.
     """
     given = _read(path) if path is not None else {}
-    top = _tree_of(overrides)
-    names = ["verl.yaml"]
-    if "async_training" in given or "async_training" in top:
-        names.append("fully_async.yaml")
-    made: Tree = {}
-    for name in names:
-        text = files("verl_audit.preflight").joinpath(name).read_text(encoding="utf-8")
-        merge(made, parse(text))
+    told = line(overrides)
+    engine, entry = told.engine or _engine(given), told.entry or _entry(given)
+    made = _defaults(engine, entry)
     merge(made, given)
-    for text in overrides:
-        _apply(made, text)
-    sources = [f"verl 0.9.1's defaults{' for fully_async' if len(names) > 1 else ''}"]
+    for override in told.overrides:
+        apply(made, override)
+    tree = resolve(made)
+    found = [
+        *doubts.of_line(told, names((engine,), entry), given),
+        *doubts.of_values(tree, told),
+        *doubts.of_tree(given),
+    ]
+    if refused := [doubt.text for doubt in found if doubt.refused]:
+        raise AuditError("\n  ".join(["verl would not start:", *refused]))
+    sources = [f"verl 0.9.1's defaults{f' for {entry}' if entry else ''}{f' on {engine}' if engine != 'dp' else ''}"]
     sources += [str(path)] if path is not None else []
     sources += [f"{len(overrides)} override{'' if len(overrides) == 1 else 's'}"] if overrides else []
-    return Configuration(resolve(made), tuple(sources))
+    return Configuration(tree, tuple(sources), tuple(doubt.text for doubt in found))
+
+
+def _engine(given: Tree) -> Engine:
+    """The engine that a configuration was composed for, by its actor."""
+    strategy: Any = given
+    for name in ("actor_rollout_ref", "actor", "strategy"):
+        strategy = strategy.get(name) if isinstance(strategy, dict) else None
+    return next((engine for engine in ENGINES if engine == strategy), "dp")
+
+
+def _entry(given: Tree) -> Entry | None:
+    if "async_training" in given:
+        return "fully_async"
+    return "one_step_off" if "rollout" in given else None
+
+
+def _defaults(engine: Engine, entry: Entry | None) -> Tree:
+    """verl's defaults for the settings that are facts of a run."""
+    made: Tree = {}
+    for name in ["verl.yaml", *([f"{entry}.yaml"] if entry else [])]:
+        merge(made, parse(files("verl_audit.preflight").joinpath(name).read_text(encoding="utf-8")))
+    if engine != "dp":
+        actor = made["actor_rollout_ref"]["actor"]
+        del actor["fsdp_config"]
+        actor["strategy"] = engine
+        merge(actor, _ENGINE_DEFAULTS.get(engine, {}))
+    return made
 
 
 def _read(path: Path) -> Tree:
@@ -70,42 +105,6 @@ def _read(path: Path) -> Tree:
     if not isinstance(tree, Mapping) or not {"actor_rollout_ref", "trainer", "algorithm", "data"} & set(tree):
         raise AuditError(f"{path}: none of verl's sections (actor_rollout_ref, trainer, algorithm, data) is in it")
     return copy.deepcopy(dict(tree))
-
-
-def _tree_of(overrides: Sequence[str]) -> Tree:
-    made: Tree = {}
-    for text in overrides:
-        _apply(made, text)
-    return made
-
-
-def _apply(tree: Tree, text: str) -> None:
-    """One override of Hydra: `key=value`, `+key=value`, `++key=value`, `~key`; its options are passed over."""
-    if text.startswith("--"):
-        return
-    match = _ASSIGNED.fullmatch(text)
-    if match is None or (match["value"] is None and match["how"] != "~"):
-        raise AuditError(f"override {text!r}: write key=value, +key=value or ~key")
-    *head, last = match["key"].split(".")
-    if "/" in match["key"] or "@" in match["key"] or head[:1] == ["hydra"]:
-        return  # a choice of a config group, or a setting of Hydra's own
-    node: Any = tree
-    for name in head:
-        below = node.get(name)
-        if not isinstance(below, dict):
-            below = node[name] = {}
-        node = below
-    if match["how"] == "~":
-        node.pop(last, None)
-        return
-    node[last] = _value(text, match["value"])
-
-
-def _value(override: str, text: str) -> Any:
-    try:
-        return parse(text) if text else None
-    except yaml.YAMLError:
-        raise AuditError(f"override {override!r}: its value cannot be read") from None
 
 
 def merge(tree: Tree, more: Mapping[str, Any]) -> None:

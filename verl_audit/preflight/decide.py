@@ -73,11 +73,14 @@ class Preflight:
     answers: tuple[Answer, ...]
     paste: tuple[Paste, ...]
     findings: tuple[Finding, ...]
+    problems: tuple[str, ...] = ()
+    """Keys and values that look misspelt."""
     prediction: Prediction | None = None
 
     def worst(self) -> int:
-        """Index in `SEVERITIES` of the gravest finding that fired; -1 if none did."""
-        return max((SEVERITIES.index(f.severity) for f in self.findings), default=-1)
+        """Index in `SEVERITIES` of the gravest finding that fired, a problem being medium; -1 if there is none."""
+        found = [*(f.severity for f in self.findings), *("medium" for _ in self.problems)]
+        return max(map(SEVERITIES.index, found), default=-1)
 
 
 def preflight(
@@ -89,7 +92,7 @@ def preflight(
 ) -> Preflight:
     """Judge a configuration before its run. `profile` is a finished run of the same model for predictions.
 
-    Raises `AuditError` where the configuration or the profile cannot be used.
+    Raises `AuditError` where the configuration or the profile cannot be used, or verl would refuse an override.
     """
     given = configuration(path, overrides)
     facts = plain(detect([], given.tree, given=(settings or Settings()).facts))
@@ -102,6 +105,7 @@ def preflight(
         answers=tuple(_answer(cause, entries, is_recorded) for cause, entries in found.items()),
         paste=_paste(findings, facts, is_recorded),
         findings=findings,
+        problems=given.problems,
         prediction=predict(facts, profile) if profile is not None else None,
     )
 

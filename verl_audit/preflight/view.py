@@ -16,10 +16,14 @@ COLUMN = 12
 
 
 def render(found: Preflight, console: Console) -> None:
-    """Answers by cause, overrides to paste, findings."""
+    """What looks misspelt, answers by cause, overrides to paste, findings."""
     page = Page(console)
     page.item("Configuration", ", then ".join(found.sources), style="bold")
     page.item("Trainer", clean(found.facts.get("trainer") or "not known"), style="bold")
+    if found.problems:
+        page.heading("Misspelt?")
+    for problem in found.problems:
+        page.para(clean(problem), 2)
     page.heading("What an audit of this run could decide")
     for answer in found.answers:
         _show_answer(page, answer)

@@ -4,13 +4,40 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
 log = logging.getLogger("verl_audit.record")
 Look = Callable[..., None]
 _told: set[str] = set()
+_here = threading.local()
+
+
+@dataclass
+class Spent:
+    """Seconds inside the recorder's looks in this process: those that the job waited for, and those behind its back."""
+
+    wall: float = 0.0
+    processor: float = 0.0
+    """The part of `wall` that this process computed; the rest was waiting."""
+    behind: float = 0.0
+    """Processor seconds of the recorder's own threads."""
+    by: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """The part of `wall` by look."""
+    begun: float | None = None
+    """Clock at the begin of a look that is under way."""
+
+    def so_far(self) -> float:
+        """`wall`, a look that is under way included."""
+        return self.wall + (0.0 if self.begun is None else time.perf_counter() - self.begun)
+
+
+spent = Spent()
 
 
 def tell_once(kind: str, message: str) -> None:
@@ -21,13 +48,45 @@ def tell_once(kind: str, message: str) -> None:
 
 
 def quietly(look: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `look` returns; None if it raised, which is told once."""
+    """What `look` returns; None if it raised, which is told once. Its time is added to `spent`."""
+    if getattr(_here, "inside", False):  # its time is part of the outer look's
+        return _caught(look, args, kwargs)
+    _here.inside = True
+    spent.begun, processor = time.perf_counter(), time.thread_time()
+    try:
+        return _caught(look, args, kwargs)
+    finally:
+        wall = spent.so_far()
+        spent.by[_name(look)] += wall - spent.wall
+        spent.wall, spent.begun = wall, None
+        spent.processor += time.thread_time() - processor
+        _here.inside = False
+
+
+def _caught(look: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return look(*args, **kwargs)
     except Exception as error:
-        name = getattr(look, "__qualname__", repr(look))
+        name = _name(look)
         tell_once(name, f"{name} failed and records nothing: {type(error).__name__}: {error}")
         return None
+
+
+def _name(look: Callable[..., Any]) -> str:
+    return str(getattr(look, "__qualname__", repr(look)))
+
+
+def behind(look: Callable[..., Any], *args: Any) -> threading.Thread:
+    """The same in a thread of its own, while the job goes on."""
+
+    def work() -> None:
+        _here.inside = True
+        _caught(look, args, {})
+        spent.behind += time.thread_time()
+
+    thread = threading.Thread(target=work, name="verl-audit-look", daemon=True)
+    thread.start()
+    return thread
 
 
 class Missing:

@@ -6,14 +6,17 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import transfer_queue as tq
 from verl.utils.ray_utils import auto_await
 
-from verl_audit.record.guard import Missing, quietly, watch
+from verl_audit.record.guard import Missing, behind, quietly, spent, watch
 from verl_audit.record.verl_client import audited
 from verl_audit.record.verl_rows import (
     Fate,
@@ -34,6 +37,8 @@ from verl_audit.record.writer import TraceWriter
 TRAIN = "train"
 CHUNK_TOKENS = 1 << 20
 """Response tokens fetched at once: with 20 to 28 bytes a token, and twice in memory for a moment, some 50 MB."""
+OPEN_SECONDS = 30.0
+"""Least time between two records of the groups that are not decided yet."""
 EVICTED_FIELDS = ("rm_scores", "extra_fields", "num_turns")
 TRAINED_FIELDS = (
     *EVICTED_FIELDS,
@@ -43,6 +48,14 @@ TRAINED_FIELDS = (
     "advantages",
 )
 log = logging.getLogger("verl_audit.record")
+
+
+@dataclass
+class _Taken:
+    """Groups that the trainer took and whose rows are not written yet: when, and what is known of each."""
+
+    at: dict[str, float] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
 
 
 class VerlRecorder:
@@ -67,9 +80,12 @@ class VerlRecorder:
         self.submissions = Submissions()
         self.syncs = SyncLog(lambda: int(self.trainer.global_steps), auto_await)
         self._first_seen: dict[str, float] = {}
-        self._taken: dict[str, float] = {}
-        self._groups: dict[str, Group] = {}
-        self._minibatch: dict[str, int] = {}
+        self._taken = _Taken()
+        self._written: set[str] = set()
+        self._chosen: set[str] = set()
+        self._ahead: Thread | None = None
+        self._opened = time.monotonic()
+        self._steps = 0
         self._evicting: set[str] = set()
         self._wait_began: float | None = None
         self._is_first_poll = False
@@ -79,7 +95,7 @@ class VerlRecorder:
     def _watch(self) -> None:
         trainer, missing = self.trainer, self.missing
         watch(trainer, "_submit_batch_to_rollout", missing, before=self.submissions.note)
-        watch(trainer, "_step_once", missing, after=self._trained_on)
+        watch(trainer, "_update_actor", missing, before=self.update_begins)
         watch(trainer, "_compute_metrics", missing, before=self.step_ended)
         watch(trainer, "on_init_end", missing, before=self._managers_made)
         watch(trainer, "get_llm_client", missing, after=lambda client: audited(client) and None)
@@ -138,65 +154,113 @@ class VerlRecorder:
         wait = None if self._wait_began is None else now - self._wait_began
         self.writer.buffer([self._depth(now, wait)])
         for uid in uids:
-            self._taken[uid], self._groups[uid] = now, self._group(uid)
+            self._chosen.add(uid)
+            self._taken.at[uid], self._taken.groups[uid] = now, self._group(uid, forget=True)
             self._first_seen.pop(uid, None)
 
     # ------------------------------------------------------------------ the trainer tells
 
-    def _trained_on(self, batch: Any, *_: Any, **__: Any) -> None:
-        if self.updates is None:
-            return
-        index = int(self.trainer.local_trigger_step) * _epochs(self.trainer)
-        one_update = self.trainer.trainer_mode == "separate_async" or self.updates == 1
-        if one_update:  # else verl cuts the batch further, and which trajectory goes where is not told
-            self._minibatch.update(dict.fromkeys(batch.keys, index))
+    def update_begins(self, batch: Any, *_: Any, **__: Any) -> None:
+        """A batch has all its fields now, and stays in the queue until the step is over.
+
+        The trainer waits for its workers from here on: the rows are fetched and made meanwhile.
+        """
+        self._joined()
+        tags = _real(batch)
+        taken, self._taken = self._taken, _Taken()
+        self._written.update(tags)
+        step = int(self.trainer.global_steps)
+        self._ahead = behind(self._write_trained, step, tags, taken, self._minibatch())
+
+    def _joined(self) -> None:
+        if self._ahead is not None:
+            self._ahead.join()
+            self._ahead = None
+
+    def _minibatch(self) -> int | None:
+        """Updates since the last sync before this one; None where verl cuts the batch further and tells not how."""
+        if self.updates is None or not (self.trainer.trainer_mode == "separate_async" or self.updates == 1):
+            return None
+        return int(self.trainer.local_trigger_step) * _epochs(self.trainer)
 
     def step_ended(self, batch: Any, *_: Any, **__: Any) -> None:
         """A step is over and its batch still in the queue: its rows, its syncs, and then the files."""
         step = int(self.trainer.global_steps)
-        tags = {k: t for k, t in zip(batch.keys, batch.tags, strict=True) if not t.get("is_padding", False)}
-        quietly(self._write_trained, step, tags)
+        is_last = step >= int(self.trainer.total_training_steps)
+        quietly(self._joined)
+        rest = {key: tag for key, tag in _real(batch).items() if key not in self._written}
+        if rest or self._taken.at:  # no update was made, as in a critic's warm-up
+            quietly(self._write_trained, step, rest, self._taken, None)
+        self._taken, self._written = _Taken(), set()
+        quietly(self._write_open, step, is_last)
         self.writer.syncs(self.syncs.drain())
-        if step >= int(self.trainer.total_training_steps):
-            quietly(self._write_in_flight, step)
+        self._chosen = set()
+        self._steps += 1
+        self.writer.seconds = spent.so_far()
         self.writer.step_done(step)
-        self._taken, self._groups, self._minibatch = {}, {}, {}
-        if step >= int(self.trainer.total_training_steps):
+        if is_last:
             self.writer.close()
+            self._tell_cost()
 
-    def _write_trained(self, step: int, tags: Mapping[str, Tag]) -> None:
+    def _tell_cost(self) -> None:
+        by = sorted(spent.by.items(), key=lambda one: -one[1])[:5]
+        dearest = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in by)
+        log.info(
+            "verl-audit: the trainer waited %.3f s for its recorder in %d steps, %.3f s of it computing (%s); "
+            "%.3f processor seconds were spent behind it",
+            *(spent.so_far(), self._steps, spent.processor, dearest, spent.behind),
+        )
+
+    def _write_trained(self, step: int, tags: Mapping[str, Tag], taken: _Taken, minibatch: int | None) -> None:
         is_bypass = _correction(self.trainer.config, "bypass_mode")
         # Only rejection makes the two masks differ.
-        fields_wanted = (
-            (*TRAINED_FIELDS, "loss_mask") if _correction(self.trainer.config, "rollout_rs") else TRAINED_FIELDS
-        )
-        have: dict[str, set[int]] = {uid: set() for uid in self._taken}
+        rejects = _correction(self.trainer.config, "rollout_rs")
+        fields_wanted = (*TRAINED_FIELDS, "loss_mask") if rejects else TRAINED_FIELDS
+        have: dict[str, set[int]] = {uid: set() for uid in taken.at}
         for key, tag, fields in self._fetched(tags, fields_wanted):
             uid, session, _ = parts_of(key)
             have.setdefault(uid, set()).add(session or 0)
-            fate = Fate(("trained",), step, self._taken.get(uid))
-            made = row(key, tag, fields, self._groups.get(uid, Group()), fate, self.limit)
-            lists = _token_lists(fields, made["response_length"], self._minibatch.get(key), is_bypass)
+            fate = Fate(("trained",), step, taken.at.get(uid))
+            made = row(key, tag, fields, taken.groups.get(uid, Group()), fate, self.limit)
+            lists = _token_lists(fields, made["response_length"], minibatch, is_bypass)
             self._write(trained_row(made, step, lists))
         for uid, sessions in have.items():
-            group = self._groups.get(uid, Group())
+            group = taken.groups.get(uid, Group())
             self.writer.trajectories(missing_sessions(uid, sessions, self.group_size, group, step))
 
-    def _write_in_flight(self, step: int) -> None:
-        self.buffer._sync_metadata_from_transfer_queue()
+    def _write_open(self, step: int, is_last: bool) -> None:
+        """Groups that are submitted and not decided: at the end of the run, and now and then, lest it be killed.
+
+        In between the tags say enough, which the last poll has read: nothing is fetched.
+        """
+        now = time.monotonic()
+        if not is_last and now - self._opened < OPEN_SECONDS:
+            return
+        self._opened = now
+        if is_last:
+            self.buffer._sync_metadata_from_transfer_queue()
         fate = Fate(("in_flight",), step, None)
-        self._write_untrained(dict.fromkeys(sorted(self.buffer.prompt_global_steps[TRAIN]), fate))
+        groups = {uid: self._group(uid) for uid in sorted(set(self.buffer.prompt_global_steps[TRAIN]) - self._chosen)}
+        tags = {key: tag for key, tag in self.buffer.partitions[TRAIN].items() if parts_of(key)[0] in groups}
+        if not is_last:
+            told: list[tuple[str, Tag, Mapping[str, Any]]] = [(key, dict(tag), {}) for key, tag in tags.items()]
+            self.writer.standing(partial(_open_rows, told, groups, fate, self.limit), step)
+            return
+        rows = list(_open_rows(self._fetched(tags, EVICTED_FIELDS), groups, fate, self.limit))
+        for made in rows:
+            self.syncs.interrupted(made.get("segments") or ())
+        self.writer.standing(lambda: rows, step)
 
     # ------------------------------------------------------------------ rows
 
-    def _group(self, uid: str) -> Group:
+    def _group(self, uid: str, *, forget: bool = False) -> Group:
         submitted = self.buffer.prompt_global_steps[TRAIN].get(uid)
-        t_submit, prompt_key = self.submissions.take(uid)
+        t_submit, prompt_key = self.submissions.of(uid, forget=forget)
         return Group(submitted, t_submit, self._first_seen.get(uid), prompt_key)
 
     def _write_untrained(self, fates: Mapping[str, Fate]) -> None:
         """Rows of groups that are not trained on: one a trajectory, or one for all where none is known."""
-        groups = {uid: self._group(uid) for uid in fates}
+        groups = {uid: self._group(uid, forget=True) for uid in fates}
         have: dict[str, set[int]] = {uid: set() for uid in fates}
         partition = self.buffer.partitions[TRAIN]
         tags = {key: tag for key, tag in partition.items() if parts_of(key)[0] in have}
@@ -212,12 +276,11 @@ class VerlRecorder:
                 self.writer.trajectories(missing_sessions(uid, have[uid], self.group_size, groups[uid], fate.step))
 
     def _write(self, made: dict[str, Any]) -> None:
-        self._note_replicas([made])
+        segments = made.get("segments")
+        if segments:
+            self.syncs.interrupted(segments)
+            self.writer.syncs(self.syncs.replicas(segments))
         self.writer.trajectories([made])
-
-    def _note_replicas(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        segments = [segment for made in rows for segment in made.get("segments") or ()]
-        self.writer.syncs(self.syncs.replicas(segments))
 
     def _fetched(self, tags: Mapping[str, Tag], fields: Sequence[str]) -> Iterable[tuple[str, Tag, Mapping[str, Any]]]:
         """Key, tag and the fields that are there, trajectory by trajectory; tags alone where the queue fails."""
@@ -226,6 +289,25 @@ class VerlRecorder:
             columns = {} if data is None else {name: _column(data, name, len(chunk)) for name in fields if name in data}
             for at, key in enumerate(chunk):
                 yield key, tags[key], {name: values[at] for name, values in columns.items() if values is not None}
+
+
+def _real(batch: Any) -> dict[str, Tag]:
+    """Trajectories of a batch, without the rows that verl pads it with."""
+    return {k: t for k, t in zip(batch.keys, batch.tags, strict=True) if not t.get("is_padding", False)}
+
+
+def _open_rows(
+    found: Iterable[tuple[str, Tag, Mapping[str, Any]]], groups: Mapping[str, Group], fate: Fate, limit: int | None
+) -> Iterator[dict[str, Any]]:
+    """Rows of undecided groups: one a finished trajectory, or one for a group of which none is."""
+    seen = set()
+    for key, tag, fields in found:
+        uid = parts_of(key)[0]
+        seen.add(uid)
+        yield row(key, tag, fields, groups[uid], fate, limit)
+    for uid, group in groups.items():
+        if uid not in seen:
+            yield group_row(uid, group, fate)
 
 
 def _chunks(tags: Mapping[str, Tag]) -> Iterator[list[str]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from verl.utils.ray_utils import auto_await
 
-from verl_audit.record.guard import Missing, quietly
+from verl_audit.record.guard import Missing, quietly, spent
 from verl_audit.record.verl_rows import Fate, Group, Trained, row, trained_row
 from verl_audit.record.verl_sync import SyncLog
 from verl_audit.record.writer import TraceWriter
@@ -68,6 +68,7 @@ class SeparateRecorder:
         """The first update finds the checkpoint manager made, so all syncs but the first are timed."""
         config = trainer.config
         self.trainer = trainer
+        self.updates = 0
         correction = config.algorithm.get("rollout_correction") or {}
         self.is_bypass = bool(correction.get("bypass_mode", False))
         self.rejects = correction.get("rollout_rs") is not None
@@ -85,13 +86,23 @@ class SeparateRecorder:
     def update(self, batch: Any) -> None:
         """One batch is about to be trained on."""
         step = int(self.trainer.global_steps)
-        # fully_async counts syncs; one_step_off labels the weights that step g trains with g.
-        version = int(getattr(self.trainer, "current_param_version", step))
-        rows = [self._row(made, step, version) for made in _unpacked(batch)]
+        rows = [self._row(made, step, self._version(step)) for made in _unpacked(batch)]
+        self.updates += 1
+        for made in rows:
+            self.syncs.interrupted(made.get("segments") or ())
         segments = [s for made in rows for s in made.get("segments") or ()]
         self.writer.trajectories(rows)
         self.writer.syncs([*self.syncs.drain(), *self.syncs.replicas(segments)])
+        self.writer.seconds = spent.so_far()
         self.writer.step_done(step)
+
+    def _version(self, step: int) -> int:
+        """fully_async counts syncs. one_step_off gives the weights that step g trains the label g as it begins.
+
+        In the first step of its life nothing has been trained since the label before, which sampled the batch.
+        """
+        counted = getattr(self.trainer, "current_param_version", None)
+        return int(counted) if counted is not None else step if self.updates else step - 1
 
     def _row(self, one: dict[str, Any], step: int, version: int) -> dict[str, Any]:
         key = f"{one['uid']}_{one['session']}_0"

@@ -28,9 +28,10 @@ class Submissions:
         while len(self._known) > MANY:
             self._known.popitem(last=False)
 
-    def take(self, uid: str) -> tuple[float | None, str | None]:
-        """Seconds since the epoch and the key of the prompt; forgotten after, as a uid is decided once."""
-        return self._known.pop(uid, (None, None))
+    def of(self, uid: str, *, forget: bool) -> tuple[float | None, str | None]:
+        """Seconds since the epoch and the key of the prompt; to be forgotten when a uid is decided."""
+        nothing = (None, None)
+        return self._known.pop(uid, nothing) if forget else self._known.get(uid, nothing)
 
 
 def prompt_key(prompt: Any) -> str | None:

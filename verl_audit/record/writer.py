@@ -7,6 +7,7 @@ file a table and step. If the disk is slower than the run, rows are dropped and 
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401  pyarrow needs it, and it cannot be loaded once the interpreter ends
 import logging
 import threading
 from collections import deque
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import wraps
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 from uuid import uuid4
@@ -30,6 +32,8 @@ P = ParamSpec("P")
 
 KEY_DROPPED = b"verl_audit.dropped"
 """Metadata of a file: rows lost so far by its writer. A ledger over such a trace does not close."""
+KEY_SECONDS = b"verl_audit.recorder_seconds"
+"""Metadata of a file: seconds that the job has waited for its recorder by then, where the recorder takes its time."""
 TOKEN_LISTS = (*LOG_PROBS, "loss_mask", "expert_agreement")
 ROW_BYTES = 4096
 """Taken for a row without its lists: dictionary, strings and segments of a typical row measure 2 to 4 kB."""
@@ -93,12 +97,15 @@ class TraceWriter:
         """`run` and `updates_per_version` (optimizer updates between two versions) are written into every file."""
         self.directory = Path(directory)
         self.counts = Counts()
+        self.seconds: float | None = None
+        """What the caller has spent on recording so far, for the files' metadata."""
         self.log_prob_sample, self.limit_bytes = log_prob_sample, limit_bytes
         self._metadata = {"run": run, "updates_per_version": updates_per_version}
         # A name of its own for each life of a job; the files of a resume sort after those before it.
         self._life = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{uuid4().hex[:8]}"
         self._part, self._number = _Part(0), 0
         self._waiting: deque[_Part] = deque()
+        self._standing: tuple[int, Callable[[], Iterable[Row]]] | None = None
         self._busy = 0
         self._turn = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -133,6 +140,18 @@ class TraceWriter:
         """The rows given since the last call are those of this step: they become files now."""
         with self._turn:
             self._hand_over(int(step), int(step) + 1)
+
+    @_harmless
+    def standing(self, rows: Callable[[], Iterable[Row]], step: int) -> None:
+        """Trajectories that are not decided at the end of `step`: they replace those of the call before.
+
+        `rows` is called by the writing thread. They have one file, which is replaced whole, and the rows of a group
+        that is decided later take their place when the trace is read.
+        """
+        with self._turn:
+            if not self._closed:
+                self._standing = int(step), rows
+                self._begin()
 
     @_harmless
     def close(self, timeout: float = 60.0) -> None:
@@ -190,6 +209,9 @@ class TraceWriter:
             return
         part.step = step
         self._waiting.append(part)
+        self._begin()
+
+    def _begin(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="verl-audit-recorder", daemon=True)
             self._thread.start()
@@ -199,17 +221,33 @@ class TraceWriter:
         while True:
             with self._turn:
                 self._busy = 0
-                self._turn.wait_for(lambda: self._waiting or self._closed)
-                if not self._waiting:
+                self._turn.wait_for(lambda: self._waiting or self._standing or self._closed)
+                if not (self._waiting or self._standing):
                     return
-                part = self._waiting.popleft()
-                self._busy = part.size
-            for table, rows in part.rows.items():
-                self._write(table, rows, part.step)
+                part = self._waiting.popleft() if self._waiting else None
+                standing = None
+                if part is None:
+                    standing, self._standing = self._standing, None
+                self._busy = part.size if part is not None else 0
+            if part is not None:
+                for table, rows in part.rows.items():
+                    self._number += 1
+                    name = f"{table}-{part.step:08d}-{self._life}-{self._number}.parquet"
+                    self._write(table, rows, self.directory / name)
+            elif standing is not None:
+                self._write_standing(*standing)
 
-    def _write(self, table: Name, rows: list[Row], step: int) -> None:
-        self._number += 1
-        path = self.directory / f"{table}-{step:08d}-{self._life}-{self._number}.parquet"
+    @_harmless
+    def _write_standing(self, step: int, rows: Callable[[], Iterable[Row]]) -> None:
+        path = self.directory / f"trajectories-open-{self._life}.parquet"
+        most = self.limit_bytes // ROW_BYTES
+        made = [self._reduced(row) for row in islice(rows(), most)]
+        if len(made) == most:
+            self.warn_once("open", f"only {most} of the trajectories open at step {step} are recorded")
+        if made or path.exists():
+            self._write("trajectories", made, path)
+
+    def _write(self, table: Name, rows: list[Row], path: Path) -> None:
         try:
             self._write_file(table, rows, path)
             self.counts.written += len(rows)
@@ -231,8 +269,10 @@ class TraceWriter:
             self.warn_once("row", f"a row of {table} does not fit the trace schema: {error}")
             rows[:] = fitting
             made = to_table(rows, table, **self._metadata)
-        lost = str(self.counts.dropped + self.counts.lost).encode()
-        write(made.replace_schema_metadata({**made.schema.metadata, KEY_DROPPED: lost}), path)
+        told = {KEY_DROPPED: str(self.counts.dropped + self.counts.lost).encode()}
+        if self.seconds is not None:
+            told[KEY_SECONDS] = f"{self.seconds:.6f}".encode()
+        write(made.replace_schema_metadata({**made.schema.metadata, **told}), path)
 
 
 def _fits(row: Row, table: Name) -> bool:

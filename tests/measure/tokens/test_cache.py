@@ -10,7 +10,7 @@ from tests.measure.tokens.test_engines import same
 from verl_audit.errors import AuditError
 from verl_audit.measure.tokens import Spec, reduce_all
 from verl_audit.measure.tokens.cache import default_folder
-from verl_audit.trace.write import write
+from verl_audit.trace.write import to_table, write
 
 
 class Reads:
@@ -105,3 +105,16 @@ def test_the_cache_is_never_in_the_run(tmp_path: Path) -> None:
 def test_the_default_folder_is_the_user_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "verl-audit" / "tokens"
+
+
+def test_a_file_whose_rows_have_no_token_to_count_has_an_entry(tmp_path: Path, reads: Reads) -> None:
+    """As one of groups in flight."""
+    path, cache = tmp_path / "run" / "open.parquet", tmp_path / "cache"
+    path.parent.mkdir()
+    rows = [{"group": f"g{i}", "session": 0, "fate": "in_flight", "response_length": 3} for i in range(4)]
+    write(to_table(rows), path)
+    first = reduce_all([str(path)], cache=cache).sums
+    again = reduce_all([str(path)], cache=cache).sums
+    assert reads.taken() == ["open.parquet"]
+    assert same(first, again)
+    assert first.problems == again.problems == ()

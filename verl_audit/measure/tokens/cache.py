@@ -103,7 +103,8 @@ def _ipc(table: pa.Table) -> bytes:
 def _packed(name: str, sums: TokenSums) -> dict[str, pa.Table]:
     tables = {
         key: pa.table(
-            [pa.array(list(array.reshape(len(array), -1)), pa.list_(_type(array))) for array in arrays], _ARRAYS
+            [pa.array(_flat(array), pa.list_(_type(array))) for array in arrays],
+            _ARRAYS,
         )
         for key, part in sums.groups.items()
         for arrays in [(part.keys, part.counts, part.limbs, part.maxima)]
@@ -120,6 +121,11 @@ _PROBLEM = pa.schema(
     ]
 )
 _ARRAYS = ["keys", "counts", "limbs", "maxima"]
+
+
+def _flat(array: np.ndarray) -> list[np.ndarray]:
+    """One list a row; none where a source has no row, whose width numpy cannot tell."""
+    return list(array.reshape(len(array), -1)) if len(array) else []
 
 
 def _type(array: np.ndarray) -> pa.DataType:
