@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.diagnose.judged import FASTER, SOUND, SYMPTOMS, finding, measures, speed
-from verl_audit.diagnose.causes import D0, EVIDENCE, UNSPLIT_RULE, Judgement, evidence, weigh
+from verl_audit.diagnose.causes import Judgement, weigh
+from verl_audit.diagnose.damage import D0, EVIDENCE, evidence
 from verl_audit.diagnose.evaluate import Finding
+from verl_audit.diagnose.left_open import UNSPLIT_RULE
 from verl_audit.diagnose.rules import CAUSES, Cause
 from verl_audit.diagnose.verdict import decide
 from verl_audit.measure.model import Measure

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_audit.diagnose.causes import FEW_LAG0, LAG0_GAP
+from verl_audit.diagnose.clearing import FEW_LAG0, LAG0_GAP
 from verl_audit.measure.eviction import ABSENT
 from verl_audit.measure.gap import GAPS, LAGS, at_lag0
 from verl_audit.measure.model import Scalar

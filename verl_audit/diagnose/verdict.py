@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_audit.diagnose.causes import FEW_STEPS, LAG0_GAP, Judgement, evidence, steps_at_least
+from verl_audit.diagnose.causes import FEW_STEPS, Judgement, steps_at_least
+from verl_audit.diagnose.clearing import LAG0_GAP
+from verl_audit.diagnose.damage import evidence
 from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, Cause, Confidence
 from verl_audit.measure.model import Measure

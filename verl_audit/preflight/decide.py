@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from verl_audit.diagnose.causes import LAG0_GAP
+from verl_audit.diagnose.clearing import LAG0_GAP
 from verl_audit.diagnose.coverage import TRACES_ONLY, Entry, coverage
 from verl_audit.diagnose.evaluate import Finding, RuleSet
 from verl_audit.diagnose.rules import SEVERITIES
