@@ -117,7 +117,7 @@ def main() -> None:
 
     Reads what an RL post-training run left on disk and tells staleness, train-inference mismatch, eviction bias
     and weight-sync faults apart, or says what was not recorded. Exit codes: 0 done; 1 a finding at or above
-    --fail-on; 2 bad usage or unreadable input; 3 nothing could be judged.
+    --fail-on; 2 bad usage or unreadable input; 3 nothing could be judged; 141 the reader of the output went away.
     """
 
 
@@ -295,6 +295,7 @@ def report(
         click.echo(text, nl=False)
     else:
         _write(output, text)
+        click.echo(f"{output}: {len(text.encode()):,} bytes", err=True)
 
 
 @main.command()

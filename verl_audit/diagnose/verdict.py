@@ -138,7 +138,7 @@ def _cause(
     shower = "validation" if symptom.evidence == "validation" else "trained reward"
     because = f"from {'traces' if traced else f'{first.evidence_level} only'}; {shower} shows the slowdown"
     also = f", with {' and '.join(NAMES[c] for c in named[1:])} contributing" if len(named) > 1 else ""
-    told = "of the training signal" in first.because
+    told = f"{damage:.1%} of the" in first.because
     cost = first.because if told else f"{first.because}; {damage:.1%} of the training signal is lost to it"
     sentence = f"{_upper(NAMES[named[0]])}{also}: reward is slower ({symptom.because}); {cost}.{followed}"
     return Verdict("cause", named, risks, None, confidence, because, sentence, _missing(judged, symptom))
