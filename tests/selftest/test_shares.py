@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.selftest.made import RUNS, STALE
 from verl_audit.selftest.score import Answer, Judged
-from verl_audit.selftest.shares import BY_CAUSE, HIDDEN, RATES, Count, counted, wilson
+from verl_audit.selftest.shares import BY_CAUSE, BY_SPEED, HIDDEN, RATES, Count, counted, wilson
 
 
 def test_the_interval_is_wilsons() -> None:
@@ -83,3 +83,11 @@ def test_a_hidden_signal_is_named_by_the_verdict_or_by_the_coverage(answer: Answ
 def test_a_wrong_cause_counts_where_something_is_hidden() -> None:
     run = Judged("stale_bypass", "small", 0, "metrics", STALE, Answer("cause", ("sync",)), "lag", Answer("none"))
     assert counted(HIDDEN[0], [run]).hits == 1 and HIDDEN[0].met("metrics", 0.0) and not HIDDEN[0].met("metrics", 0.001)
+
+
+def test_harmed_runs_are_counted_by_how_much_they_are_slowed() -> None:
+    among = [counted(rate, RUNS).runs for rate in BY_SPEED]
+    assert sum(among) == counted(RATES[0], RUNS).runs > 0
+    assert BY_SPEED[0].name.endswith("0.0 to 0.4 of the speed") and BY_SPEED[-1].name.endswith(
+        "0.7 to 0.8 of the speed"
+    )

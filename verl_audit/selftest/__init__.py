@@ -8,11 +8,12 @@ from verl_audit.selftest.hide import Family, families, kept, poorer
 from verl_audit.selftest.onsets import DATED, error, words
 from verl_audit.selftest.run import HELD_OUT, QUICK, WAYS, Case, cases, judged
 from verl_audit.selftest.score import Answer, Judged, Score, Truth, score
-from verl_audit.selftest.shares import BY_CAUSE, HIDDEN, RATES, Count, Rate, counted, wilson
+from verl_audit.selftest.shares import BY_CAUSE, BY_SPEED, HIDDEN, RATES, Count, Rate, counted, wilson
 from verl_audit.selftest.table import amiss, matrix, text
 
 __all__ = [
     "BY_CAUSE",
+    "BY_SPEED",
     "DATED",
     "HELD_OUT",
     "HIDDEN",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from verl_audit.reference.scenarios import Cause
 from verl_audit.selftest.hide import family
-from verl_audit.selftest.score import Judged
+from verl_audit.selftest.score import HARMFUL, Judged
 
 NORMAL_95 = 1.959964
 """97.5 % point of the normal distribution."""
@@ -113,6 +114,10 @@ def _harmed_by(cause: Cause) -> Callable[[Judged], bool]:
     return lambda run: run.truth.kind == "harmful" and cause in (run.truth.causes or run.truth.at_work)
 
 
+def _slowed(low: float, high: float) -> Callable[[Judged], bool]:
+    return lambda run: run.truth.kind == "harmful" and run.truth.speed is not None and low <= run.truth.speed < high
+
+
 def _names(cause: Cause) -> Callable[[Judged], bool]:
     return lambda run: cause in run.answer.causes and run.score.result in ("right", "part")
 
@@ -164,6 +169,13 @@ BY_CAUSE = tuple(
     for cause in ("mismatch", "staleness", "eviction", "sync")
 )
 """`RIGHT` by the true cause; a run with two counts for both."""
+SPEEDS = (0.0, 0.4, 0.6, 0.7, HARMFUL)
+"""Bounds of true learning speed between which harmed runs are counted apart."""
+BY_SPEED = tuple(
+    Rate(f"right cause, of runs at {low:.1f} to {high:.1f} of the speed", _slowed(low, high), RIGHT.hit)
+    for low, high in pairwise(SPEEDS)
+)
+"""`RIGHT` by how much a run is slowed: what one run beside one baseline can show depends on it."""
 HIDDEN = (
     Rate("wrong cause, of runs with a cause", WRONG.among, WRONG.hit, at_most=0.0),
     Rate("false alarm, of runs that none of the four slows", _of("harmless", "other"), _is("false alarm"), at_most=0.0),
