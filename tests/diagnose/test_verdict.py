@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.diagnose.judged import FASTER, SOUND, SYMPTOMS, finding, measures
+from tests.diagnose.judged import FASTER, SOUND, SYMPTOMS, finding, measures, speed
 from tests.diagnose.test_causes import LARGE
 from verl_audit.diagnose.causes import weigh
 from verl_audit.diagnose.coverage import FACTS, NEEDS, TRACES_ONLY
@@ -85,6 +86,12 @@ def test_critical_health_beats_everything_and_high_health_only_a_quiet_run() -> 
     assert (other.outcome, other.other, other.causes) == ("other", "title of health", ())
     assert verdict(findings=[finding("health", "medium")]).outcome == "undetermined"
     assert verdict(findings=[finding("health", "critical", "error")]).outcome == "undetermined"
+
+
+def test_an_event_explains_a_run_in_which_hardly_any_slowdown_could_be_shown() -> None:
+    wide = replace(SYMPTOMS["not_shown"], per_update=replace(speed(1.05, 0.3, 3.8), smallest_detectable=0.15))
+    assert verdict(findings=[finding("health", "high")], symptom=wide).outcome == "other"
+    assert verdict(findings=[finding("health", "high")], symptom=SYMPTOMS["not_shown"]).outcome == "none"
 
 
 def test_no_cause_is_said_with_medium_confidence_only_where_harm_was_tested_and_nothing_is_open() -> None:
