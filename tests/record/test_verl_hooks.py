@@ -10,6 +10,7 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -245,6 +246,40 @@ def test_many_tokens_are_fetched_in_pieces_and_without_rejection_one_mask_is_eno
     assert set(asked) == {(1, False)}
     trained = [r for r in rows(tmp_path) if r["fate"] == "trained"]
     assert [(r["session"], r["loss_tokens"], r["rejected_tokens"]) for r in trained] == [(0, 1, 0), (1, 1, 0)]
+
+
+def test_rows_that_do_not_come_are_dropped_and_counted_and_the_next_are_recorded(
+    sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder, hangs = importlib.import_module("verl_audit.record.verl_recorder"), threading.Event()
+    monkeypatch.setattr(recorder, "ROWS_SECONDS", 0.01)
+    trainer = Trainer(config(kwargs={"audit_dir": str(tmp_path)}), sampler.AuditReplayBufferAsync)
+    trainer.total_training_steps = 9
+    seen, queue = trainer.replay_buffer.recorder, recorder.tq.kv_batch_get
+
+    def get(**asks: Any) -> dict[str, Any]:
+        if "advantages" in asks["select_fields"]:
+            hangs.wait(30.0)
+        return fetched(**asks)
+
+    monkeypatch.setattr(recorder.tq, "kv_batch_get", get)
+    for step in (1, 2):  # the second is not even asked for: the first hangs on
+        trainer.global_steps = step
+        assert trainer._compute_metrics(trainer._step_once()) == "computed"
+        assert seen.writer.counts.dropped == 2 * step
+    hangs.set()
+    seen._late.join()
+    wait_for(lambda: not seen._late.is_running())
+    monkeypatch.setattr(recorder, "ROWS_SECONDS", 30.0)
+    monkeypatch.setattr(recorder.tq, "kv_batch_get", queue)
+    trainer.global_steps = 3
+    trainer._compute_metrics(trainer._step_once())
+    seen.writer.close()
+    assert [r["decided_step"] for r in rows(tmp_path) if r["fate"] == "trained"] == [3, 3]
+    assert seen.writer.counts.dropped == 4
+    assert len([m for m in caplog.messages if "dropped and counted" in m]) == 1
+    last = max(tmp_path.glob("trajectories-0*.parquet"))
+    assert pq.read_schema(last).metadata[b"verl_audit.dropped"] == b"4"
 
 
 def test_without_an_update_a_batch_is_recorded_when_the_step_ends(sampler: ModuleType, tmp_path: Path) -> None:
