@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.record.stand_ins import stand_ins
 from tests.record.test_verl_sync import auto_await
 from verl_audit.record import guard
 
@@ -163,22 +165,7 @@ def fetched(*, keys: list[str], partition_id: str, select_fields: list[str]) -> 
 
 @pytest.fixture
 def sampler(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    modules: dict[str, dict[str, Any]] = {
-        "verl": {"__version__": "0.9.1"},
-        "verl.utils": {},
-        "verl.utils.ray_utils": {"auto_await": auto_await},
-        "verl.trainer": {},
-        "verl.trainer.ppo": {},
-        "verl.trainer.ppo.v1": {},
-        "verl.trainer.ppo.v1.replay_buffer": {"ReplayBuffer": Buffer, "ReplayBufferAsync": Buffer},
-        "verl.workers": {},
-        "verl.workers.rollout": {},
-        "verl.workers.rollout.llm_server": {"LLMServerClient": Client, "FullyAsyncLLMServerClient": ResumingClient},
-        "transfer_queue": {"kv_batch_get": fetched},
-    }
-    for name, values in modules.items():
-        module = ModuleType(name)
-        module.__dict__.update(values)
+    for name, module in stand_ins(Buffer, (Client, ResumingClient), fetched, auto_await).items():
         monkeypatch.setitem(sys.modules, name, module)
     names = ("verl_sampler", "verl_recorder", "verl_client", "verl_separate")
     for name in names:
@@ -521,3 +508,15 @@ def test_a_module_is_patched_when_it_is_imported(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "meta_path", [plugin._Finder(), *sys.meta_path])
     monkeypatch.setitem(plugin.PATCHES, "late_module", lambda module: setattr(module, "VALUE", module.VALUE + 1))
     assert importlib.import_module("late_module").VALUE == 2
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_what_runs_verl_itself_says_what_it_needs() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_CPU_DIR"}
+    command = ["make", "--dry-run", "test-verl"]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2]
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert "set VERL_CPU_DIR to a folder with run_e2e.py" in line

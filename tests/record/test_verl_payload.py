@@ -26,13 +26,13 @@ class Tensor:
         return self
 
     def numel(self) -> int:
-        return self.values.size
+        return int(self.values.size)
 
     def dim(self) -> int:
         return self.values.ndim
 
     def size(self, at: int) -> int:
-        return self.values.shape[at]
+        return int(self.values.shape[at])
 
     def is_contiguous(self) -> bool:
         return self.values.flags.c_contiguous
