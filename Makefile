@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 FIXTURES := fixtures/real
 SIMULATED := fixtures/simulated
 
-.PHONY: demo test test-verl lint docs browser plotly fixtures clean
+.PHONY: demo test test-verl verl-cpu-dir lint docs browser plotly fixtures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/verl-audit diagnose $(FIXTURES)/async_drop_bias --baseline $(FIXTURES)/sync_baseline
@@ -16,11 +16,15 @@ demo: $(VENV)/.installed
 test: lint
 	$(BIN)/python -m pytest
 
-# Real verl 0.9.1 on a CPU with the recorder; 2 GB, minutes. VERL_CPU_DIR holds the CPU plugin for verl.
+# Real verl 0.9.1 on a CPU with the recorder; 2 GB, minutes. verl itself runs on GPUs only: VERL_CPU_DIR is a folder
+# with the plugin that lets it run on a CPU, run_e2e.py that starts a run with it and make_assets.py for its toy model.
 VERL_VENV := .venv-verl
-VERL_CPU_DIR ?= ../shared/verl_cpu
-test-verl: $(VERL_VENV)/.verl
+test-verl: verl-cpu-dir $(VERL_VENV)/.verl
 	VERL_CPU_DIR=$(abspath $(VERL_CPU_DIR)) $(VERL_VENV)/bin/python tests/verl/run.py
+
+verl-cpu-dir:
+	$(if $(wildcard $(VERL_CPU_DIR)/run_e2e.py),,$(error set VERL_CPU_DIR to a folder with run_e2e.py and make_assets.py, which run verl on a CPU))
+	@:
 
 $(VERL_VENV)/.verl: pyproject.toml
 	$(PYTHON) -m venv $(VERL_VENV)

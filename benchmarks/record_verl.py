@@ -13,11 +13,14 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.record.stand_ins import stand_ins
 
 SIZE = 8
 
@@ -173,27 +176,6 @@ class Trainer:
     def _compute_metrics(self, batch: Any) -> None: ...
 
 
-def install(queue: Queue) -> None:
-    """Put the stand-ins where the recorder imports verl from."""
-    given: dict[str, dict[str, Any]] = {
-        "verl": {"__version__": "0.9.1"},
-        "verl.utils": {},
-        "verl.utils.ray_utils": {"auto_await": lambda f: f},
-        "verl.trainer": {},
-        "verl.trainer.ppo": {},
-        "verl.trainer.ppo.v1": {},
-        "verl.trainer.ppo.v1.replay_buffer": {"ReplayBuffer": Buffer, "ReplayBufferAsync": Buffer},
-        "verl.workers": {},
-        "verl.workers.rollout": {},
-        "verl.workers.rollout.llm_server": {"LLMServerClient": type("A", (), {})},
-        "transfer_queue": {"kv_batch_get": queue.kv_batch_get},
-    }
-    given["verl.workers.rollout.llm_server"]["FullyAsyncLLMServerClient"] = type("B", (), {})
-    for name, values in given.items():
-        sys.modules[name] = ModuleType(name)
-        sys.modules[name].__dict__.update(values)
-
-
 def submit(trainer: Trainer, queue: Queue, rng: np.random.Generator, step: int, groups: int, tokens: int) -> list[str]:
     """A step's groups, all finished at once."""
     buffer, uids = trainer.replay_buffer, [f"{step}x{g}" for g in range(groups)]
@@ -216,7 +198,7 @@ def submit(trainer: Trainer, queue: Queue, rng: np.random.Generator, step: int, 
 def main(trajectories: int, tokens: int, steps: int, evicted: float) -> None:
     """Measure."""
     queue, rng = Queue(tokens), np.random.default_rng(1)
-    install(queue)
+    sys.modules.update(stand_ins(Buffer, (type("A", (), {}), type("B", (), {})), queue.kv_batch_get, lambda f: f))
     from verl_audit.record import verl  # noqa: PLC0415
     from verl_audit.record.guard import spent  # noqa: PLC0415
 

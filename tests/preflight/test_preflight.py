@@ -189,7 +189,18 @@ V1 = "trainer.v1"
         (["~trainer.test_frequency"], "did you mean `trainer.test_freq`"),
         ([f"{V1}.sampler.max_off_policy_strategy=keep"], "Allowed: drop, wait"),
         (["algorithm.rollout_correction.rollout_is=tokens"], "did you mean `token`? Allowed: token, sequence"),
-        (["algorithm.rollout_correction.rollout_rs=token_k1,seq_k9"], "`seq_k9` is not taken by verl"),
+        (["algorithm.rollout_correction.rollout_rs='token_k1,seq_k9'"], "`seq_k9` is not taken by verl"),
+        (["algorithm.rollout_correction.rollout_rs=token_k1,seq_max_k3"], "rollout_rs=\"'token_k1,seq_max_k3'\""),
+        (["+trainer.test_freq=1,2"], "is a sweep, which Hydra takes with --multirun only"),
+        (["trainer.logger=[console],[file]"], "is a sweep"),
+        (["trainer.test_freq=choice(1,2)"], "is a sweep"),
+        (["trainer.test_freq=range(1,9)"], "is a sweep"),
+        ([f"{V1}.trainer_mode=seperate_async"], "did you mean `separate_async`"),
+        ([f"{V1}.trainer_mode=seperate_async"], "name that in actor_rollout_ref.model.external_lib"),
+        ([f"{V1}={{trainer_mode:seperate_async}}"], "did you mean `separate_async`"),
+        ([f"{V1}.trainer_mode=separate_async", "rollout.nnodes=1"], "unknown key `rollout.nnodes`"),
+        ([f"{V1}.trainer_mode=sync", "async_training.staleness_threshold=1"], "another trainer or engine has it"),
+        ([f"{ROLLOUT}.custom.foo=1"], f"write +{ROLLOUT}.custom.foo="),
         (["trainer.logger=[console,files]"], "did you mean `file`"),
     ],
 )
@@ -217,6 +228,11 @@ def test_what_verl_would_refuse_is_refused_and_says_what_was_meant(overrides: li
         ["+ray_kwargs.ray_init.runtime_env.env_vars.VERL_AUDIT_DIR=x"],
         ["--config-path=/my", "--config-name=mine", "what.ever=1"],
         ["actor@actor_rollout_ref.actor=my_actor", "actor_rollout_ref.actor.mine=1"],
+        ["--multirun", "trainer.test_freq=1,2"],
+        ["trainer.project_name=a\\,b", "trainer.experiment_name=${oc.select:trainer.project_name,b}"],
+        [f"+{ROLLOUT}.custom.foo=1", f"{ROLLOUT}.custom.foo=2"],
+        ["+algorithm.rollout_correction={rollout_is:token,bypass_mode:false}"],
+        ["--config-name=fully_async_ppo_trainer", f"{V1}.trainer_mode=sync", "rollout.nnodes=2"],
         ["trainer.logger=['console','file']", "algorithm.rollout_correction.rollout_rs='token_k1,seq_max_k3'"],
     ],
 )
@@ -243,13 +259,48 @@ def test_what_the_rules_tell_users_to_set_is_taken() -> None:
 def test_what_verl_takes_and_does_not_read_is_a_problem() -> None:
     [added] = configuration(None, [f"+{V1}.sampler.max_off_policy_treshold=3"]).problems
     assert f"did you mean `{V1}.sampler.max_off_policy_threshold`" in added
-    [mode] = configuration(None, [f"{V1}.trainer_mode=seperate_async"]).problems
-    assert "did you mean `separate_async`" in mode
+    [inner] = configuration(None, ["+algorithm.rollout_correction={rollout_iss:token}"]).problems
+    assert "`+algorithm.rollout_correction.rollout_iss` adds a key that verl does not read" in inner
+    assert "did you mean `algorithm.rollout_correction.rollout_is`" in inner
     [loss] = configuration(None, ["actor_rollout_ref.actor.policy_loss.loss_mode=mine"]).problems
     assert "code of yours may register it" in loss
     plugin = "actor_rollout_ref.model.external_lib=my.losses"
     assert configuration(None, ["actor_rollout_ref.actor.policy_loss.loss_mode=mine", plugin]).problems == ()
-    assert judged(f"{V1}.trainer_mode=seperate_async").worst() >= 1
+    for setting in (plugin, "+ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES=my.trainers"):
+        [mode] = configuration(None, [f"{V1}.trainer_mode=separate_sync", setting]).problems
+        assert "did you mean `separate_async`" in mode
+    assert judged(f"{V1}.trainer_mode=mine").worst() >= 1
+
+
+def test_a_mapping_is_merged_into_what_is_there() -> None:
+    tree = configuration(None, ["algorithm.rollout_correction={rollout_is:token}"]).tree
+    whole = configuration(None, []).tree["algorithm"]["rollout_correction"]
+    assert tree["algorithm"]["rollout_correction"] == {**whole, "rollout_is": "token"}
+
+
+def test_a_saved_configuration_stays_the_trainers_it_is_of() -> None:
+    recorded = FIXTURES / "recorded"
+    for name in ("fully_async", "one_step_off"):
+        found = configuration(recorded / name, ["rollout.nnodes=2", f"{V1}.trainer_mode=sync"])
+        assert found.sources[0] == f"verl 0.9.1's defaults for {name}"
+        assert found.problems == ()
+    for key in ("rollout.nnodes", "async_training.staleness_threshold"):
+        with pytest.raises(AuditError, match=f"unknown key `{key}`"):
+            configuration(recorded / "separate_async", [f"{key}=1"])
+    with pytest.raises(AuditError, match=rf"write \+{ROLLOUT}.custom.foo="):
+        configuration(recorded / "fully_async", [f"{ROLLOUT}.custom.foo=1"])
+    assert configuration(recorded / "fully_async", [f"+{ROLLOUT}.custom.foo=1"]).problems == ()
+    with pytest.raises(AuditError, match="the key exists"):
+        configuration(recorded / "fully_async", [f"+{ROLLOUT}.custom.threads=1"])
+
+
+def test_what_a_saved_configuration_says_itself_is_not_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("trainer: {v1: {trainer_mode: seperate_async}}\n")
+    [mode] = configuration(file, []).problems
+    assert "did you mean `separate_async`" in mode
+    file.write_text("data: {train_batch_size: 8}\n")  # of few keys: the command line tells the trainer
+    assert "for one_step_off" in configuration(file, ["rollout.nnodes=2"]).sources[0]
 
 
 def test_a_saved_configuration_is_read_whatever_is_misspelt_in_it(tmp_path: Path) -> None:
@@ -327,6 +378,9 @@ def test_exit_codes_for_training_scripts() -> None:
     assert run("--fail-on", "critical", *broken).exit_code == 1
     assert run("--fail-on", "medium", "--", *SEPARATE, *RECORDER).exit_code == 0
     assert run("/nowhere").exit_code == 2
+    mode = run("--fail-on", "critical", "--", "trainer.v1.trainer_mode=seperate_async")
+    assert mode.exit_code == 2
+    assert "did you mean `separate_async`" in mode.output
     assert run("--", "x").exit_code == 2
     misspelt = run("--", "trainer.v1.sampler.max_off_policy_treshold=3")
     assert misspelt.exit_code == 2

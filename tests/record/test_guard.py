@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,6 +88,65 @@ def test_the_time_of_looks_is_counted_once_and_that_of_other_threads_apart(monke
     guard.behind(lambda: quietly(sum, range(10**5))).join()
     assert spent.behind > 0
     assert spent.wall == wall
+
+
+def test_looks_of_many_threads_at_once_are_all_counted_and_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "spent", spent := guard.Spent())
+    raised = list[BaseException]()
+
+    def clock() -> float:
+        time.sleep(1e-5)  # another thread's turn, in the middle of a sum
+        return time.perf_counter()
+
+    def work() -> None:
+        try:
+            assert sum(quietly(lambda: 1) for _ in range(50)) == 50
+        except BaseException as error:
+            raised.append(error)
+
+    monkeypatch.setattr(guard, "time", SimpleNamespace(perf_counter=clock, thread_time=time.thread_time))
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == []
+    assert spent.wall == pytest.approx(sum(spent.by.values()))
+    assert spent.wall > 200 * 1e-5  # each look takes a sleep of the clock
+
+
+def test_a_look_in_another_thread_is_not_this_threads_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "spent", spent := guard.Spent())
+    begun, done = threading.Event(), threading.Event()
+
+    def look() -> None:
+        begun.set()
+        done.wait(5.0)
+
+    thread = threading.Thread(target=quietly, args=(look,), daemon=True)
+    thread.start()
+    begun.wait()
+    assert spent.so_far() == 0.0
+    assert quietly(spent.so_far) > 0.0
+    assert spent.so_far() == spent.wall == sum(spent.by.values())
+    time.sleep(0.01)
+    done.set()
+    thread.join()
+    assert spent.wall > 0.01
+    assert [name.rpartition(".")[2] for name in spent.by] == ["so_far", "look"]
+
+
+def test_neither_an_error_without_text_nor_lost_accounts_leave_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def look() -> None:
+        raise Mute
+
+    assert quietly(look) is None
+    monkeypatch.setattr(guard.Spent, "add", boom)
+    assert quietly(int, "3") == 3
 
 
 def test_missing_hooks_are_told_together_and_once(caplog: pytest.LogCaptureFixture) -> None:

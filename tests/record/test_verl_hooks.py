@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.record.stand_ins import stand_ins
 from tests.record.test_verl_sync import auto_await
 from verl_audit.record import guard
 
@@ -162,22 +165,7 @@ def fetched(*, keys: list[str], partition_id: str, select_fields: list[str]) -> 
 
 @pytest.fixture
 def sampler(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    modules: dict[str, dict[str, Any]] = {
-        "verl": {"__version__": "0.9.1"},
-        "verl.utils": {},
-        "verl.utils.ray_utils": {"auto_await": auto_await},
-        "verl.trainer": {},
-        "verl.trainer.ppo": {},
-        "verl.trainer.ppo.v1": {},
-        "verl.trainer.ppo.v1.replay_buffer": {"ReplayBuffer": Buffer, "ReplayBufferAsync": Buffer},
-        "verl.workers": {},
-        "verl.workers.rollout": {},
-        "verl.workers.rollout.llm_server": {"LLMServerClient": Client, "FullyAsyncLLMServerClient": ResumingClient},
-        "transfer_queue": {"kv_batch_get": fetched},
-    }
-    for name, values in modules.items():
-        module = ModuleType(name)
-        module.__dict__.update(values)
+    for name, module in stand_ins(Buffer, (Client, ResumingClient), fetched, auto_await).items():
         monkeypatch.setitem(sys.modules, name, module)
     names = ("verl_sampler", "verl_recorder", "verl_client", "verl_separate")
     for name in names:
@@ -245,6 +233,40 @@ def test_many_tokens_are_fetched_in_pieces_and_without_rejection_one_mask_is_eno
     assert set(asked) == {(1, False)}
     trained = [r for r in rows(tmp_path) if r["fate"] == "trained"]
     assert [(r["session"], r["loss_tokens"], r["rejected_tokens"]) for r in trained] == [(0, 1, 0), (1, 1, 0)]
+
+
+def test_rows_that_do_not_come_are_dropped_and_counted_and_the_next_are_recorded(
+    sampler: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder, hangs = importlib.import_module("verl_audit.record.verl_recorder"), threading.Event()
+    monkeypatch.setattr(recorder, "ROWS_SECONDS", 0.01)
+    trainer = Trainer(config(kwargs={"audit_dir": str(tmp_path)}), sampler.AuditReplayBufferAsync)
+    trainer.total_training_steps = 9
+    seen, queue = trainer.replay_buffer.recorder, recorder.tq.kv_batch_get
+
+    def get(**asks: Any) -> dict[str, Any]:
+        if "advantages" in asks["select_fields"]:
+            hangs.wait(30.0)
+        return fetched(**asks)
+
+    monkeypatch.setattr(recorder.tq, "kv_batch_get", get)
+    for step in (1, 2):  # the second is not even asked for: the first hangs on
+        trainer.global_steps = step
+        assert trainer._compute_metrics(trainer._step_once()) == "computed"
+        assert seen.writer.counts.dropped == 2 * step
+    hangs.set()
+    seen._late.join()
+    wait_for(lambda: not seen._late.is_running())
+    monkeypatch.setattr(recorder, "ROWS_SECONDS", 30.0)
+    monkeypatch.setattr(recorder.tq, "kv_batch_get", queue)
+    trainer.global_steps = 3
+    trainer._compute_metrics(trainer._step_once())
+    seen.writer.close()
+    assert [r["decided_step"] for r in rows(tmp_path) if r["fate"] == "trained"] == [3, 3]
+    assert seen.writer.counts.dropped == 4
+    assert len([m for m in caplog.messages if "dropped and counted" in m]) == 1
+    last = max(tmp_path.glob("trajectories-0*.parquet"))
+    assert pq.read_schema(last).metadata[b"verl_audit.dropped"] == b"4"
 
 
 def test_without_an_update_a_batch_is_recorded_when_the_step_ends(sampler: ModuleType, tmp_path: Path) -> None:
@@ -486,3 +508,17 @@ def test_a_module_is_patched_when_it_is_imported(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "meta_path", [plugin._Finder(), *sys.meta_path])
     monkeypatch.setitem(plugin.PATCHES, "late_module", lambda module: setattr(module, "VALUE", module.VALUE + 1))
     assert importlib.import_module("late_module").VALUE == 2
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+def test_what_runs_verl_itself_says_what_it_needs() -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "MAKE", "MFLAGS"))
+    }
+    command = ["make", "--dry-run", "test-verl"]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2]
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert "set VERL_CPU_DIR to a folder with run_e2e.py" in line

@@ -14,7 +14,7 @@ from verl_audit.ingest.hydra import parse, resolve
 from verl_audit.ingest.hydra import read as read_hydra
 from verl_audit.preflight import doubts
 from verl_audit.preflight.names import ENGINES, Engine, Entry, names
-from verl_audit.preflight.overrides import apply, line
+from verl_audit.preflight.overrides import Line, apply, line, merge
 
 Tree = dict[str, Any]
 _ENGINE_DEFAULTS: Mapping[Engine, Tree] = {
@@ -41,7 +41,7 @@ def configuration(path: Path | None, overrides: Sequence[str]) -> Configuration:
     """
     given = _read(path) if path is not None else {}
     told = line(overrides)
-    engine, entry = told.engine or _engine(given), told.entry or _entry(given)
+    engine, entry = told.engine or _engine(given), _entry(given, told)
     made = _defaults(engine, entry)
     merge(made, given)
     for override in told.overrides:
@@ -68,10 +68,14 @@ def _engine(given: Tree) -> Engine:
     return next((engine for engine in ENGINES if engine == strategy), "dp")
 
 
-def _entry(given: Tree) -> Entry | None:
+def _entry(given: Tree, told: Line) -> Entry | None:
+    """The entry point of a configuration, whose sections an override cannot change; else what the line tells."""
     if "async_training" in given:
         return "fully_async"
-    return "one_step_off" if "rollout" in given else None
+    if "rollout" in given:
+        return "one_step_off"
+    trainer = given.get("trainer")
+    return None if isinstance(trainer, dict) and "v1" in trainer else told.entry
 
 
 def _defaults(engine: Engine, entry: Entry | None) -> Tree:
@@ -105,12 +109,3 @@ def _read(path: Path) -> Tree:
     if not isinstance(tree, Mapping) or not {"actor_rollout_ref", "trainer", "algorithm", "data"} & set(tree):
         raise AuditError(f"{path}: none of verl's sections (actor_rollout_ref, trainer, algorithm, data) is in it")
     return copy.deepcopy(dict(tree))
-
-
-def merge(tree: Tree, more: Mapping[str, Any]) -> None:
-    """Put `more` into `tree`, mapping by mapping; what is no mapping replaces."""
-    for key, value in more.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
-            merge(tree[key], value)
-        else:
-            tree[key] = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else value

@@ -10,7 +10,11 @@ from typing import Any
 from verl_audit.preflight.names import MANY, Names, below, choices, free, has, meant, names, refused_value, unknown
 from verl_audit.preflight.overrides import Line, Override
 
-PLUGINS = ("actor_rollout_ref.model.external_lib", "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module")
+PLUGINS = (
+    "actor_rollout_ref.model.external_lib",
+    "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module",
+    "ray_kwargs.ray_init.runtime_env.env_vars.VERL_USE_EXTERNAL_MODULES",
+)
 """Settings that load code which may add to verl's registries."""
 
 
@@ -41,20 +45,20 @@ def of_line(given: Line, known: Names, also: Mapping[str, Any]) -> Iterator[Doub
             yield Doubt(f"`~{key}`: there is no such key{_advice(known, key)}", refused=True)
         elif override.how == "+" and _is_set(override, known, also, added):
             yield Doubt(f"`+{key}`: the key exists, write it without +", refused=True)
-        elif override.how in ("+", "++") and not there:
-            yield from _added(override, known)
+        elif override.how in ("+", "++"):
+            new = [*(() if there else (key,)), *_new(override, known, also)]
+            yield from (doubt for k in new for doubt in _added(override.how, k, known))
         if override.how in ("+", "++"):
             added.update(_paths(override))
 
 
-def _added(override: Override, known: Names) -> Iterator[Doubt]:
-    """A key that verl does not read, if it is like one that it does."""
-    key = override.key
+def _added(how: str, key: str, known: Names) -> Iterator[Doubt]:
+    """A key that verl does not read, if it is like one that it does; `how` is the sign that adds it."""
     if below(key, known.addable) or below(key, known.open) or free(key):
         return
     like = meant(known, key)
     if like is not None:
-        yield Doubt(f"`{override.how}{key}` adds a key that verl does not read; did you mean `{like}`?")
+        yield Doubt(f"`{how}{key}` adds a key that verl does not read; did you mean `{like}`?")
 
 
 def of_tree(tree: Mapping[str, Any]) -> Iterator[Doubt]:
@@ -71,8 +75,12 @@ def of_tree(tree: Mapping[str, Any]) -> Iterator[Doubt]:
 
 
 def of_values(tree: Mapping[str, Any], given: Line) -> Iterator[Doubt]:
-    """Values that verl's code does not take, in a configuration whose references are filled in."""
-    assigned = {override.key for override in given.overrides}
+    """Values that verl's code does not take, in a configuration whose references are filled in.
+
+    Code of the user's own may register more values for some keys. If no setting loads such code, a value on the
+    command line that is like one of verl's is taken for a misspelling.
+    """
+    assigned = {path for override in given.overrides if override.how != "~" for path in _paths(override)}
     has_plugin = any(_get(tree, key) for key in PLUGINS)
     for key in choices():
         found = refused_value(key, _get(tree, key))
@@ -83,11 +91,12 @@ def of_values(tree: Mapping[str, Any], given: Line) -> Iterator[Doubt]:
         if is_open and has_plugin and not near:
             continue
         guess = f", did you mean `{near[0]}`?" if near else "."
-        which = "none of verl's own (code of yours may register it)" if is_open else "not taken by verl"
-        yield Doubt(
-            f"{key}: `{value}` is {which}{guess} Allowed: {', '.join(allowed)}",
-            refused=not is_open and key in assigned,
+        refused = key in assigned and (not is_open or (bool(near) and not has_plugin))
+        loader = (
+            f"if code of yours registers it, name that in {PLUGINS[0]}" if refused else "code of yours may register it"
         )
+        which = f"none of verl's own ({loader})" if is_open else "not taken by verl"
+        yield Doubt(f"{key}: `{value}` is {which}{guess} Allowed: {', '.join(allowed)}", refused)
 
 
 def _new(override: Override, known: Names, also: Mapping[str, Any]) -> Iterator[str]:
@@ -134,7 +143,7 @@ def _in(tree: Mapping[str, Any], key: str) -> bool:
 
 
 def _advice(known: Names, key: str) -> str:
-    if key in known.addable:
+    if below(key, known.addable):
         return f": verl reads it, and its configuration leaves it out: write +{key}=..."
     if below(key, known.open) or below(key, known.null):
         return f": its place is empty in verl's configuration, write +{key}=..."

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,9 @@ from verl_audit.preflight.names import ENGINES, Engine, Entry
 _ASSIGNED = re.compile(r"(?P<how>\+\+|\+|~)?(?P<key>[\w@/.\-]+)(?:=(?P<value>.*))?", re.DOTALL)
 _COLON = re.compile(r"(?<=\w):(?=[^\s/])")
 _TAKES_VALUE = ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--package", "-p")
+_SWEEP = re.compile(r"(?:choice|range|interval|glob)\(.*\)", re.DOTALL)
+_QUOTED = re.compile(r"\\.|'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
+_BRACKETED = re.compile(r"\[[^][{}()]*\]|\{[^][{}()]*\}|\([^][{}()]*\)")
 _ELSEWHERE = ("--config-path", "-cp", "--config-dir", "-cd")
 _OWN = re.compile(r"(?P<entry>fully_async_|one_step_off_)?ppo_(?P<engine>megatron_)?trainer(\.yaml)?")
 """verl's own configurations by name."""
@@ -44,6 +48,7 @@ class Line:
     engine: Engine | None
     """Engine that it chooses; None: it chooses none."""
     entry: Entry | None
+    """Entry point that it is for, as far as it tells by itself."""
     is_own: bool
     """Whether the configuration under the overrides is verl's own: of another's nothing is known."""
 
@@ -51,6 +56,8 @@ class Line:
 def line(arguments: Sequence[str]) -> Line:
     """Take a command line apart. Raises `AuditError` for what is no override."""
     options, rest = _options(arguments)
+    if not any(k in ("--multirun", "-m") for k, _ in options):
+        _refuse_sweeps(rest)
     overrides = tuple(_override(text) for text in rest)
     named = _OWN.fullmatch(next((v for k, v in options if k in ("--config-name", "-cn")), "ppo_trainer"))
     chosen = next((o.value for o in overrides if o.key == "model_engine"), None)
@@ -66,8 +73,14 @@ def line(arguments: Sequence[str]) -> Line:
 
 
 def _entry(named: str | None, keys: Sequence[str]) -> Entry | None:
+    """By name, else by a section that only one entry point's configuration has.
+
+    Beside settings of the v1 trainers such a section is no sign of another trainer: verl has no key of that name.
+    """
     if named is not None:
         return "fully_async" if named.startswith("fully") else "one_step_off"
+    if any(key == "trainer.v1" or key.startswith("trainer.v1.") for key in keys):
+        return None
     if any(key.startswith("async_training.") for key in keys):
         return "fully_async"
     return "one_step_off" if any(key.startswith("rollout.") for key in keys) else None
@@ -89,6 +102,21 @@ def _options(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]
         else:
             rest.append(text)
     return options, rest
+
+
+def _refuse_sweeps(texts: Sequence[str]) -> None:
+    """Raise `AuditError` for values that Hydra 1.3 takes for several, one a run."""
+    for text in texts:
+        key, _, value = text.partition("=")
+        bare = _QUOTED.sub("", value)
+        while (shorter := _BRACKETED.sub("", bare)) != bare:
+            bare = shorter
+        is_list = "," in bare and not set(bare) & set("[]{}()'\"")
+        if is_list or _SWEEP.fullmatch(value.strip()):
+            quoted = f"; for one value write {key}=\"'{value}'\", for a list [{value}]" if is_list else ""
+            raise AuditError(
+                f"verl would not start: `{text}` is a sweep, which Hydra takes with --multirun only{quoted}"
+            )
 
 
 def _override(text: str) -> Override:
@@ -120,5 +148,16 @@ def apply(tree: dict[str, Any], override: Override) -> None:
         node = below_it
     if override.how == "~":
         node.pop(last, None)
+    elif isinstance(override.value, dict) and isinstance(node.get(last), dict):
+        merge(node[last], override.value)
     else:
         node[last] = override.value
+
+
+def merge(tree: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Put `more` into `tree`, mapping by mapping, as OmegaConf does; what is no mapping replaces."""
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            merge(tree[key], value)
+        else:
+            tree[key] = copy.deepcopy(dict(value)) if isinstance(value, Mapping) else value

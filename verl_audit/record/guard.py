@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -29,12 +30,25 @@ class Spent:
     """Processor seconds of the recorder's own threads."""
     by: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """The part of `wall` by look."""
-    begun: float | None = None
-    """Clock at the begin of a look that is under way."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def so_far(self) -> float:
-        """`wall`, a look that is under way included."""
-        return self.wall + (0.0 if self.begun is None else time.perf_counter() - self.begun)
+        """`wall`, a look of this thread that is under way included."""
+        begun = getattr(_here, "begun", None)
+        with self._lock:
+            return self.wall + (0.0 if begun is None else time.perf_counter() - begun)
+
+    def add(self, look: str, wall: float, processor: float) -> None:
+        """A look that the job waited for is over."""
+        with self._lock:
+            self.by[look] += wall
+            self.wall += wall
+            self.processor += processor
+
+    def add_behind(self, processor: float) -> None:
+        """A thread of the recorder's own is over."""
+        with self._lock:
+            self.behind += processor
 
 
 spent = Spent()
@@ -51,24 +65,23 @@ def quietly(look: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What `look` returns; None if it raised, which is told once. Its time is added to `spent`."""
     if getattr(_here, "inside", False):  # its time is part of the outer look's
         return _caught(look, args, kwargs)
-    _here.inside = True
-    spent.begun, processor = time.perf_counter(), time.thread_time()
+    _here.inside, processor = True, time.thread_time()
+    _here.begun = begun = time.perf_counter()
     try:
         return _caught(look, args, kwargs)
     finally:
-        wall = spent.so_far()
-        spent.by[_name(look)] += wall - spent.wall
-        spent.wall, spent.begun = wall, None
-        spent.processor += time.thread_time() - processor
-        _here.inside = False
+        with suppress(Exception):
+            spent.add(_name(look), time.perf_counter() - begun, time.thread_time() - processor)
+        _here.inside, _here.begun = False, None
 
 
 def _caught(look: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     try:
         return look(*args, **kwargs)
     except Exception as error:
-        name = _name(look)
-        tell_once(name, f"{name} failed and records nothing: {type(error).__name__}: {error}")
+        with suppress(Exception):  # an error may not even have a text
+            name = _name(look)
+            tell_once(name, f"{name} failed and records nothing: {type(error).__name__}: {error}")
         return None
 
 
@@ -82,7 +95,8 @@ def behind(look: Callable[..., Any], *args: Any) -> threading.Thread:
     def work() -> None:
         _here.inside = True
         _caught(look, args, {})
-        spent.behind += time.thread_time()
+        with suppress(Exception):
+            spent.add_behind(time.thread_time())
 
     thread = threading.Thread(target=work, name="verl-audit-look", daemon=True)
     thread.start()

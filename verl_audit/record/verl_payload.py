@@ -20,7 +20,10 @@ from verl_audit.record.guard import quietly
 
 NORM_SECONDS = 0.1
 """Spent on a sync's norm at most, by this process's clock; a norm that would take longer is left out. On a GPU that is
-the time to queue some hundred kernels, which then run in the stream beside the transfer."""
+the time to queue some thousand kernels, which then run in the stream beside the transfer."""
+PIECE = 1 << 24
+"""Values whose norm is taken at once. PyTorch copies them to double precision: 128 MB on the device at most, and not
+four times the embedding of a large vocabulary. Smaller pieces would take longer to queue: 70e9 values are 4200."""
 METHOD = "get_per_tensor_param"
 DELTA_MBYTES = "checkpoint_engine/payload_mbytes"
 """Metric that `delta_sharded` returns from a sync, in units of 2^20 bytes."""
@@ -33,11 +36,11 @@ WAIT_SECONDS = 2.0
 
 @dataclass
 class Tally:
-    """Tensors and bytes sent since the last sync, and the squares of their values, summed by tensor."""
+    """Tensors and bytes sent since the last sync, and norms of their pieces, by device."""
 
     count: int = 0
     size: int = 0
-    squares: list[Any] | None = field(default_factory=list)
+    norms: dict[Any, list[Any]] | None = field(default_factory=dict)
     norm_s: float = 0.0
 
     def note(self, tensor: Any) -> None:
@@ -45,28 +48,46 @@ class Tally:
         self.count += 1
         self.size += int(tensor.nbytes)
         begun = time.perf_counter()
-        self.squares = None if self.squares is None else _with(self.squares, tensor)
+        if self.norms is not None:
+            self.norms = _with(self.norms, tensor, begun + NORM_SECONDS - self.norm_s)
         self.norm_s += time.perf_counter() - begun
-        if self.norm_s > NORM_SECONDS:
-            self.squares = None
 
     def norm(self) -> float | None:
-        """L2 norm of all that was sent; None if it was not taken or is no number."""
-        if not self.count or self.squares is None:
+        """L2 norm of all that was sent; None if it was not taken or is no number. Waits for each device once."""
+        if not self.count or self.norms is None:
             return None
-        total = math.sqrt(sum(float(square) for square in self.squares))
+        stack = import_module("torch").stack
+        total = math.sqrt(sum(float(stack(norms).square().sum()) for norms in self.norms.values()))
         return total if math.isfinite(total) else None
 
 
-def _with(squares: list[Any], tensor: Any) -> list[Any] | None:
-    """The squares and this tensor's, on its device; None if it has no norm, as packed weights."""
+def _with(norms: dict[Any, list[Any]], tensor: Any, until: float) -> dict[Any, list[Any]] | None:
+    """The norms and this tensor's, on its device; None if it has none, as packed weights, or not by `until`.
+
+    Nothing waits for the device here.
+    """
     torch = import_module("torch")
     try:
-        # In double precision, so that no update is too small to move it; nothing waits for the device here.
-        squares.append(torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64).square())
+        for piece in _pieces(tensor.detach()):
+            # In double precision, so that no update is too small to move it.
+            norm = torch.linalg.vector_norm(piece, dtype=torch.float64)
+            norms.setdefault(piece.device, []).append(norm)
+            if time.perf_counter() > until:
+                return None
     except RuntimeError:
         return None
-    return squares
+    return norms
+
+
+def _pieces(tensor: Any) -> Iterator[Any]:
+    """Views of at most `PIECE` values that make up the tensor: whatever its strides, nothing is copied."""
+    if tensor.numel() <= PIECE:
+        yield tensor
+    elif tensor.is_contiguous():
+        yield from tensor.view(-1).split(PIECE)
+    else:
+        for half in tensor.chunk(2, max(range(tensor.dim()), key=tensor.size)):
+            yield from _pieces(half)
 
 
 class Counted(Iterator[Any]):

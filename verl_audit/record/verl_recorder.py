@@ -9,14 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
 import transfer_queue as tq
 from verl.utils.ray_utils import auto_await
 
-from verl_audit.record.guard import Missing, behind, quietly, spent, watch
+from verl_audit.record.ahead import Ahead
+from verl_audit.record.guard import Missing, quietly, spent, tell_once, watch
 from verl_audit.record.verl_client import audited
 from verl_audit.record.verl_rows import (
     Fate,
@@ -40,6 +40,8 @@ CHUNK_TOKENS = 1 << 20
 OPEN_SECONDS = 30.0
 """Least time between two records of the groups that are not decided yet."""
 EVICTED_FIELDS = ("rm_scores", "extra_fields", "num_turns")
+ROWS_SECONDS = 2.0
+"""Waited at most for a batch's rows at the end of a step; the actor was updated since they were asked for."""
 TRAINED_FIELDS = (
     *EVICTED_FIELDS,
     "rollout_log_probs",
@@ -83,7 +85,8 @@ class VerlRecorder:
         self._taken = _Taken()
         self._written: set[str] = set()
         self._chosen: set[str] = set()
-        self._ahead: Thread | None = None
+        self._ahead: Ahead | None = None
+        self._late: Ahead | None = None
         self._opened = time.monotonic()
         self._steps = 0
         self._evicting: set[str] = set()
@@ -170,12 +173,23 @@ class VerlRecorder:
         taken, self._taken = self._taken, _Taken()
         self._written.update(tags)
         step = int(self.trainer.global_steps)
-        self._ahead = behind(self._write_trained, step, tags, taken, self._minibatch())
+        if self._late is not None and self._late.is_running():  # one that hangs is enough, and each step would wait
+            self._drop(len(tags))
+            return
+        minibatch = self._minibatch()
+        self._ahead = Ahead(len(tags), lambda ahead: self._write_trained(step, tags, taken, minibatch, ahead))
 
     def _joined(self) -> None:
         if self._ahead is not None:
-            self._ahead.join()
-            self._ahead = None
+            self._late, self._ahead = self._ahead, None
+            self._drop(self._late.join(ROWS_SECONDS))
+
+    def _drop(self, rows: int) -> None:
+        if rows:
+            self.writer.drop(rows)
+            tell_once(
+                "late", f"rows of a batch were not to be had within {ROWS_SECONDS:g} s of its step: dropped and counted"
+            )
 
     def _minibatch(self) -> int | None:
         """Updates since the last sync before this one; None where verl cuts the batch further and tells not how."""
@@ -211,7 +225,9 @@ class VerlRecorder:
             *(spent.so_far(), self._steps, spent.processor, dearest, spent.behind),
         )
 
-    def _write_trained(self, step: int, tags: Mapping[str, Tag], taken: _Taken, minibatch: int | None) -> None:
+    def _write_trained(
+        self, step: int, tags: Mapping[str, Tag], taken: _Taken, minibatch: int | None, ahead: Ahead | None = None
+    ) -> None:
         is_bypass = _correction(self.trainer.config, "bypass_mode")
         # Only rejection makes the two masks differ.
         rejects = _correction(self.trainer.config, "rollout_rs")
@@ -223,7 +239,11 @@ class VerlRecorder:
             fate = Fate(("trained",), step, taken.at.get(uid))
             made = row(key, tag, fields, taken.groups.get(uid, Group()), fate, self.limit)
             lists = _token_lists(fields, made["response_length"], minibatch, is_bypass)
-            self._write(trained_row(made, step, lists))
+            made = trained_row(made, step, lists)
+            if ahead is None:
+                self._write(made)
+            elif not ahead.write(self._write, made):
+                return
         for uid, sessions in have.items():
             group = taken.groups.get(uid, Group())
             self.writer.trajectories(missing_sessions(uid, sessions, self.group_size, group, step))

@@ -136,6 +136,12 @@ class TraceWriter:
             self._add("buffer", dict(row))
 
     @_harmless
+    def drop(self, rows: int) -> None:
+        """So many rows that the caller could not get are counted as dropped."""
+        with self._turn:
+            self.counts.dropped += rows
+
+    @_harmless
     def step_done(self, step: int) -> None:
         """The rows given since the last call are those of this step: they become files now."""
         with self._turn:
