@@ -491,7 +491,8 @@ def test_report_of_a_run_and_of_its_kept_audit_are_one(folder: Path, tmp_path: P
     kept, direct, again = tmp_path / "audit.json", tmp_path / "direct", tmp_path / "again"
     assert call("diagnose", folder / "run", "--baseline", folder / "base", "--json", kept).exit_code == 0
     made = call("report", folder / "run", "--baseline", folder / "base", "--format", form, "-o", direct)
-    assert (made.exit_code, made.output) == (0, "")
+    assert (made.exit_code, made.stdout) == (0, "")
+    assert made.stderr == f"{direct}: {len(direct.read_bytes()):,} bytes\n"
     assert call("report", kept, "--format", form, "-o", again).exit_code == 0
     assert direct.read_text(encoding="utf-8") == again.read_text(encoding="utf-8")
     assert direct.read_text(encoding="utf-8").startswith(FORMS[form])

@@ -26,7 +26,7 @@ from verl_audit.measure.run import load as load_run_data
 from verl_audit.measure.series import CLOCKS, on_clock, reward_lines, rewards, side_by_side, signal_of
 from verl_audit.measure.speed import Symptom, updates_per_step
 from verl_audit.measure.stats import Array, early_late
-from verl_audit.pipeline import Loaded, Progress, dir_and_run, load_all, load_rules, named
+from verl_audit.pipeline import Loaded, Progress, dir_and_run, load_all, load_rules, named, values_of
 from verl_audit.report.document import plain_types, speed_tree
 from verl_audit.report.series import TITLES, lines_tree, title_and_unit
 from verl_audit.settings import Settings
@@ -82,7 +82,7 @@ def compare(
 def _judged(loaded: Loaded, rules: RuleSet, settings: Settings) -> list[Judged]:
     inputs = (loaded.run, *loaded.baselines)
     data = [load_run_data(loaded.store, i.run, plain(i.facts)) for i in inputs]
-    configs = [{key: value for key, (value, _) in given.config.items()} for given in inputs]
+    configs = [values_of(given) for given in inputs]
     made = []
     for i, (given, run) in enumerate(zip(inputs, data, strict=True)):
         stopped = errors(loaded.events[given.run])

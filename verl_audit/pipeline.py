@@ -405,7 +405,7 @@ def audit(
     died = not len(data[0].train_steps) and bool(stopped)
     _require_something(loaded, died=died)
     apart, rewritten = (count(loaded.store, t, loaded.run.run) for t in ("differences", "rewritten"))
-    recipe = differences(_values(loaded.run), [_values(base) for base in loaded.baselines])
+    recipe = differences(values_of(loaded.run), [values_of(base) for base in loaded.baselines])
     context = Context(died, apart, rewritten, settings.run_sd, settings.switch_step, recipe)
     traced = read_traces(loaded.store, loaded.run.run, data[0].facts, on_policy_loss(data[1:]))
     measures, symptom = compute(data[0], data[1:], context, traced)
@@ -436,7 +436,7 @@ def audit(
     return Audit(build(outcome, loaded.store), loaded.store, loaded.reading)
 
 
-def _values(run: RunInput) -> dict[str, str]:
+def values_of(run: RunInput) -> dict[str, str]:
     """Its configuration without where each value stands."""
     return {key: value for key, (value, _) in run.config.items()}
 

@@ -788,6 +788,23 @@ def test_several_updates_a_step_tell_nothing_of_lag_0() -> None:
     assert found["gap_kl_lag0"].value is None
 
 
+def test_a_level_has_the_noise_of_its_own_gauge() -> None:
+    facts = {**BYPASS, "updates_per_version": 4}
+    ess = {s: 0.9 + 0.05 * math.sin(s) for s in range(1, 61)}
+    found = measures(run(facts, clip_share=0.2, ess=ess, lag_oldest_max=FIRST_FRESH))["loss_first_step"]
+    assert found.value == pytest.approx((1 - ess[1]) / 2)
+    assert found.low is not None and found.high is not None and found.high - found.low > 0.01
+
+
+def test_the_first_step_is_0_where_a_framework_counts_so() -> None:
+    facts = {"framework": "trl", "is_async": True, "log_prob_mode": "decoupled"}
+    ess = {s: 0.98 if s == 0 else 0.5 + 0.01 * math.sin(s) for s in range(60)}
+    fresh = {s: float(s > 1) for s in range(60)}
+    assert value(run(facts, ess=ess, lag_oldest_max=fresh), "loss_first_step") == pytest.approx(0.01)
+    later = {s: v for s, v in ess.items() if s > 4}
+    assert value(run(facts, ess=later, lag_oldest_max=dict.fromkeys(later, 0.0)), "loss_first_step") is None
+
+
 def test_what_the_baseline_clips_as_well_is_taken_off() -> None:
     base = run({**SYNC, "log_prob_mode": "bypass", "updates_per_version": 1}, clip_share=0.01, lag_oldest_max=0.0)
     assert measures(bypass(0.06, 0.2), base)["loss_first_step"].value == pytest.approx(0.05)

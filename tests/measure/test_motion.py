@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.measure.test_measures import ASYNC, Points, run, value
-from verl_audit.measure.run import RunData
+from verl_audit.measure.run import RunData, Series
 
 BYPASS: Mapping[str, Any] = {**ASYNC, "log_prob_mode": "bypass", "updates_per_version": 1}
 STEPS = range(1, 121)
@@ -70,3 +70,12 @@ def test_a_rate_that_rises_moves_weights_farther_and_one_that_falls_does_not_exc
 )
 def test_nothing_is_said_without_a_pace_or_enough_steps(lag: Points, gap: Points) -> None:
     assert value(made(gap, lag), "gap_over_motion") is None
+
+
+def test_a_step_that_stands_twice_counts_once() -> None:
+    once = made(walked(LAG))
+    gap, lag = once.get("gap_kl"), once.get("lag_newest_mean")
+    twice = Series(np.insert(gap.step, 3, gap.step[3]), np.insert(gap.value, 3, gap.value[3]))
+    assert value(
+        RunData("r", {"gap_kl": twice, "lag_newest_mean": lag}, facts=dict(ASYNC)), "gap_over_motion"
+    ) == value(once, "gap_over_motion")

@@ -18,13 +18,39 @@ BASE = {
 
 
 def test_spelling_and_folders_make_no_difference() -> None:
-    same = {
-        **BASE,
-        LR: "0.000001",
-        "actor_rollout_ref.model.path": "/other/Qwen-8B/",
-        "data.train_files": "x/train.parquet",
-    }
-    assert differences(same, [BASE]) == ()
+    elsewhere = {"actor_rollout_ref.model.path": "/other/Qwen-8B/", "data.train_files": "/x/one/train.parquet"}
+    assert differences({**BASE, LR: "0.000001", **elsewhere}, [BASE]) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "ours", "theirs"),
+    [
+        ("actor_rollout_ref.actor.use_kl_loss", "True", "true"),
+        ("actor_rollout_ref.actor.optim.betas", "[0.9,0.999]", "(0.9, 0.999)"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps", "-1", "null"),
+        ("actor_rollout_ref.model.path", "/c/models--Qwen--Qwen-8B/snapshots/0a1b", "Qwen/Qwen-8B"),
+        ("critic.optim.lr", "1e-5", "2e-5"),
+        ("reward_model.model.path", "a", "b"),
+        ("actor_rollout_ref.actor.kl_loss_coef", "0.1", "0.2"),
+    ],
+)
+def test_these_are_no_differences(key: str, ours: str, theirs: str) -> None:
+    off = {"actor_rollout_ref.actor.use_kl_loss": "false"}
+    assert differences({**BASE, **off, key: ours}, [{**BASE, **off, key: theirs}]) == ()
+
+
+def test_a_coefficient_counts_where_its_switch_is_on() -> None:
+    on = {**BASE, "actor_rollout_ref.actor.use_kl_loss": "true"}
+    key = "actor_rollout_ref.actor.kl_loss_coef"
+    assert len(differences({**on, key: "0.1"}, [{**on, key: "0.2"}]) or ()) == 1
+
+
+def test_data_of_one_name_in_other_folders_may_be_the_same_or_not() -> None:
+    moved = {**BASE, "data.train_files": "/data/math/train.parquet"}
+    assert differences(moved, [BASE]) is None
+    assert len(differences({**moved, LR: "5e-6"}, [BASE]) or ()) == 1
+    two = "[/data/one/train.parquet, /data/more/train.parquet]"
+    assert len(differences({**BASE, "data.train_files": two}, [BASE]) or ()) == 1
 
 
 def test_what_a_diagnosis_is_about_is_no_recipe() -> None:

@@ -27,7 +27,7 @@ FEW_LAG0 = 8
 samples come from the initial weights and say nothing of what the syncs delivered."""
 FEW_TOKENS = 3000
 """Traced lag-0 tokens below which the same holds: about those of 128 short trajectories, from which a mean squared gap
-is known to 5 % (method note 1.4)."""
+is known to 5 %."""
 LAG0_GAP = "gap_at_lag0"
 EVEN_LENGTH = 0.05
 """ln length ratio within which trained and generated are alike: random eviction of 20 % stays within it in more than

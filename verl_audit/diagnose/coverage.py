@@ -45,9 +45,10 @@ TRACES_ONLY: Mapping[str, str] = {
     "replica_versions": f"per-trajectory traces with server and version of every segment: {RECORDER}",
 }
 FACTS: Mapping[str, str] = {
-    "groups_per_step": "keep .hydra/ or the console log beside the metrics, or give --set fact.groups_per_step=N",
+    name: f"keep .hydra/ or the console log beside the metrics, or give --set fact.{name}=N"
+    for name in ("groups_per_step", "updates_per_version")
 }
-"""Facts of the configuration without which a count cannot become a share."""
+"""Facts of the configuration without which a count cannot become a share, or versions updates."""
 
 
 @dataclass(frozen=True)

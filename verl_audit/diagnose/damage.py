@@ -9,7 +9,7 @@ from verl_audit.diagnose.rules import SEVERITIES, Cause, Severity
 from verl_audit.measure.model import Measure
 
 D0: Mapping[Cause, float] = {"mismatch": 0.015, "staleness": 0.03, "eviction": 0.10, "sync": 0.03}
-"""Damage at which the evidence for a cause is even, share of the training signal (method note 4.2)."""
+"""Damage at which the evidence for a cause is even, share of the training signal (docs/verdict.md)."""
 EVIDENCE = 0.6
 """Evidence from which a damage explains a slowdown; reached at 1.18 D0."""
 FIRST_LOSS = "loss_first_step"

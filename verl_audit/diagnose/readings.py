@@ -10,7 +10,7 @@ from verl_audit.measure.model import Measure
 
 OLD = 4.0
 """Mean lag in optimizer updates below which staleness alone did not slow a run: harmless ones had 2.6 to 3.5, harmful
-ones 22 (method note 8)."""
+ones 22 (reference loop)."""
 LONG_SYNC = 0.1
 """Share of the time that syncs may take; above it a rule reports it."""
 DELIVERED = 0.9

@@ -77,7 +77,7 @@ def decide(
             risks,
             words,
             health.confidence,
-            "the log shows it directly",
+            f"the {'configurations show' if health.rule == RECIPE_RULE else 'log shows'} it directly",
             f"Other: {words.rstrip('.')}. {health.explain} {apart}".rstrip(),
             (),
         )

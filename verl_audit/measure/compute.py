@@ -28,7 +28,7 @@ class Context:
     source_differences: int = 0
     rewritten_values: int = 0
     run_sd: float = RUN_SD
-    """Run-to-run sd of ln(learning speed) assumed where fewer than three baselines measure it (method note 3.1)."""
+    """Run-to-run sd of ln(learning speed) assumed where fewer than three baselines measure it."""
     switch_step: float | None = None
     recipe: tuple[str, ...] | None = None
     """Settings of the recipe that differ from the baseline's; None where a configuration is not known."""

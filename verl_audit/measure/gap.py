@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import EMPTY, RunData, Series, mean_measure, measured
+from verl_audit.measure.run import EMPTY, RunData, Series, aligned, mean_measure, measured
 from verl_audit.measure.stats import Array, Estimate, early_late, ratio_of_means
 
 GAPS = ("gap_prob_mean", "gap_kl", "gap_logp_abs")
@@ -34,6 +34,12 @@ def lag0_steps(run: RunData) -> Array | None:
         on_policy: Array = lag.step[lag.value == 0]
         return on_policy
     return run.train_steps if run.facts.get("is_async") is False else None
+
+
+def first_step(run: RunData) -> float | None:
+    """The step of the first batch, 1 or where a framework counts so 0; None where the log begins later."""
+    steps = run.train_steps
+    return float(steps[0]) if len(steps) and steps[0] <= 1 else None
 
 
 def is_on_policy(run: RunData) -> bool:
@@ -132,7 +138,8 @@ def _over_time(run: RunData) -> Iterator[Measure]:
             float(late.mean() / early.mean()) if len(series) >= 3 and early.mean() > 0 else None,
             n=len(series),
         )
-    first, rest = level0.at(lambda s: s == 1).value, level0.at(lambda s: s > 1).value
+    start = first_step(run)
+    first, rest = level0.at(lambda s: s == start).value, level0.at(lambda s: s > (start or 0)).value
     known = len(first) > 0 and len(rest) > 0 and first[0] > 0
     yield measured("gap_after_first_sync", float(rest.mean() / first[0]) if known else None, n=len(rest))
 
@@ -144,9 +151,8 @@ def _contradiction(run: RunData) -> Measure:
     """
     prob, ess, chi2_token = run.get("gap_prob_mean"), run.get("ess"), run.get("chi2_token")
     divergence = chi2_token if len(chi2_token) else Series(ess.step, 1 / np.maximum(ess.value, 1e-6) - 1)
-    common = np.intersect1d(prob.step, divergence.step)
+    common, probs, divergences = aligned(prob, divergence)
     if not len(common):
         return measured("gauge_contradiction", None)
-    chi2 = float(divergence.value[np.isin(divergence.step, common)].mean())
-    mean = float(prob.value[np.isin(prob.step, common)].mean())
+    mean, chi2 = float(probs.mean()), float(divergences.mean())
     return measured("gauge_contradiction", mean / math.sqrt(chi2) if chi2 > 0 else None, n=len(common))

@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_audit.measure.departure import departure, running_median
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import RunData, Series, mean_measure, measured
+from verl_audit.measure.run import RunData, Series, aligned, mean_measure, measured
 from verl_audit.measure.stats import Array, Estimate, ar1_mean, early_late, normal_quantile, slope
 
 VITAL = ("grad_norm", "pg_loss", "entropy", "ppo_kl")
@@ -188,6 +188,5 @@ def _late_over_early(values: Array, share: float, *, median: bool = False) -> fl
 
 
 def _equal_share(run: RunData, low: str, high: str) -> float | None:
-    a, b = run.get(low), run.get(high)
-    common = np.intersect1d(a.step, b.step)
-    return float((a.value[np.isin(a.step, common)] == b.value[np.isin(b.step, common)]).mean()) if len(common) else None
+    common, a, b = aligned(run.get(low), run.get(high))
+    return float((a == b).mean()) if len(common) else None

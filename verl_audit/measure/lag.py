@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
-from verl_audit.measure.gap import GAPS, TRENDING, at_lag0, ess_series, is_on_policy
+from verl_audit.measure.gap import GAPS, TRENDING, at_lag0, ess_series, first_step, is_on_policy
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import EMPTY, RunData, Series, grown, mean_measure, measured
+from verl_audit.measure.run import EMPTY, RunData, Series, aligned, grown, mean_measure, measured
 from verl_audit.measure.stats import MIN_POINTS, Array, Estimate, ar1_mean, correlation_of_changes, slope
 
 Number = TypeVar("Number", float, Array)
@@ -22,9 +22,8 @@ def mean_lag(run: RunData) -> Series:
     """Middle of newest- and oldest-token mean lag, else the one average there is. Versions."""
     newest, oldest = run.get("lag_newest_mean"), run.get("lag_oldest_mean")
     if len(newest) and len(oldest):
-        common = np.intersect1d(newest.step, oldest.step)
-        middle = (newest.value[np.isin(newest.step, common)] + oldest.value[np.isin(oldest.step, common)]) / 2
-        return Series(common, middle)
+        common, young, old = aligned(newest, oldest)
+        return Series(common, (young + old) / 2)
     return run.get("lag_newest_mean", "lag_oldest_mean", "lag_mean")
 
 
@@ -67,9 +66,7 @@ def _updates(lag: Measure, k: float | None) -> Measure:
 
 
 def _lag_against_gap(run: RunData, lag: Series) -> Measure:
-    gauge = run.get(*TRENDING)
-    common = np.intersect1d(lag.step, gauge.step)
-    x, y = lag.value[np.isin(lag.step, common)], gauge.value[np.isin(gauge.step, common)]
+    _, x, y = aligned(lag, run.get(*TRENDING))
     if len(x) < 3 or np.diff(x).std() < LAG_MOVES:
         return measured("lag_gap_correlation", None)
     return measured("lag_gap_correlation", correlation_of_changes(x, y))
@@ -114,34 +111,52 @@ def _active_clip(run: RunData) -> Array:
     return _clip_series(run).value
 
 
-def _loss_at_lag0(run: RunData, baselines: Sequence[RunData]) -> Series:
-    """Clip excess of the lag-0 steps of a run with one update a step, else (1 - ESS) / 2, less what baselines lose.
+@dataclass(frozen=True)
+class _AtLag0:
+    """Loss of the lag-0 steps, and the same gauge over the whole run, from which its noise is taken."""
 
-    In bypass mode the clip fraction compares with the rollout, so at lag 0 it shows what the engines disagree on. With
-    several updates a step it mixes in what the earlier ones moved.
+    fresh: Series
+    whole: Array
+
+    def level(self) -> Estimate | None:
+        """Mean of what may be a few steps."""
+        n = len(self.fresh)
+        if not n or len(self.whole) < MIN_POINTS:
+            return None
+        mean, se = float(self.fresh.value.mean()), float(np.diff(self.whole).std() / np.sqrt(2 * n))
+        return Estimate(mean, max(mean - 1.96 * se, 0.0), mean + 1.96 * se, n, se)
+
+    def at_step(self, step: float | None) -> _AtLag0:
+        """The same with one step left."""
+        return replace(self, fresh=self.fresh.at(lambda s: s == step))
+
+
+def _clip_loss(run: RunData, baselines: Sequence[RunData]) -> _AtLag0:
+    """Clip fraction beyond that of on-policy baselines, in a run with one update a step.
+
+    In bypass mode it compares with the rollout, so at lag 0 it shows what the engines disagree on. With several
+    updates a step it mixes in what the earlier ones moved.
     """
-    clip = at_lag0(run, _clip_series(run)) if run.number("updates_per_version") == 1 else EMPTY
-    if len(clip):
-        theirs = [c for c in (_active_clip(b) for b in baselines if is_on_policy(b)) if len(c)]
-        usual = float(np.concatenate(theirs).mean()) if theirs else 0.0
-        return Series(clip.step, np.maximum(clip.value - usual, 0.0))
-    ess = at_lag0(run, ess_series(run))
-    return Series(ess.step, np.maximum((1 - ess.value) / 2 - on_policy_loss(baselines), 0.0))
+    clip = _clip_series(run) if run.number("updates_per_version") == 1 else EMPTY
+    theirs = [c for c in (_active_clip(b) for b in baselines if is_on_policy(b)) if len(c)]
+    usual = float(np.concatenate(theirs).mean()) if theirs else 0.0
+    fresh = at_lag0(run, clip)
+    return _AtLag0(Series(fresh.step, np.maximum(fresh.value - usual, 0.0)), clip.value)
 
 
-def _level(run: RunData, series: Series) -> Estimate | None:
-    """Mean of a few steps of `_loss_at_lag0`; their noise is taken from the step-to-step changes of the whole run."""
-    whole = _clip_series(run).value if len(_clip_series(run)) else (1 - ess_series(run).value) / 2
-    n = len(series)
-    if not n or len(whole) < MIN_POINTS:
-        return None
-    mean, se = float(series.value.mean()), float(np.diff(whole).std() / np.sqrt(2 * n))
-    return Estimate(mean, max(mean - 1.96 * se, 0.0), mean + 1.96 * se, n, se)
+def _ess_loss(run: RunData, baselines: Sequence[RunData]) -> _AtLag0:
+    """(1 - ESS) / 2 beyond that of on-policy baselines."""
+    ess = ess_series(run)
+    fresh = at_lag0(run, ess)
+    lost = np.maximum((1 - fresh.value) / 2 - on_policy_loss(baselines), 0.0)
+    return _AtLag0(Series(fresh.step, lost), (1 - ess.value) / 2)
 
 
 def _first_loss(run: RunData, baselines: Sequence[RunData]) -> Measure:
-    """Loss of step 1 alone, less what on-policy baselines lose."""
-    return measured("loss_first_step", _level(run, _loss_at_lag0(run, baselines).at(lambda s: s == 1)))
+    """Loss of the first step alone, by the clip fraction where it can be read so, else by ESS."""
+    by_clip = _clip_loss(run, baselines)
+    found = by_clip if len(by_clip.fresh) else _ess_loss(run, baselines)
+    return measured("loss_first_step", found.at_step(first_step(run)).level())
 
 
 def off_policy_loss(run: RunData, clip_excess: float | None) -> float | None:
@@ -227,7 +242,7 @@ def _ess_at_lag0(run: RunData, loss: float) -> list[float] | None:
 
 def _clip_at_lag0(run: RunData, baselines: Sequence[RunData], loss: float) -> list[float] | None:
     """The same from the clip fraction, of which one step is enough: it is a share of thousands of tokens."""
-    found = _level(run, _loss_at_lag0(run, baselines))
+    found = _clip_loss(run, baselines).level()
     return None if found is None else [min(loss, x) for x in (found.value, found.low, found.high)]
 
 

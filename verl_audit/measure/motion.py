@@ -13,7 +13,7 @@ import numpy as np
 
 from verl_audit.measure.lag import mean_lag
 from verl_audit.measure.model import Measure
-from verl_audit.measure.run import RunData, Series, measured
+from verl_audit.measure.run import RunData, Series, aligned, measured
 from verl_audit.measure.stats import Array, Estimate, ar1_mean, early_late
 
 PACE_STEPS = 6
@@ -43,12 +43,10 @@ def _over_motion(run: RunData) -> Estimate | None:
     the square of the learning rate; lags below a version count as one. None where the first step is missing, or its
     level is a fifth of the early gap or more, so that numerics could be what grows.
     """
-    gauge, lag = _gauge(run), mean_lag(run)
-    steps = np.intersect1d(gauge.step, lag.step)
+    steps, gap, age = aligned(_gauge(run), mean_lag(run))
     early = (steps > 1) & (steps <= PACE_STEPS)
     if not len(steps) or steps[0] != 1 or early.sum() < 2:
         return None
-    gap, age = gauge.value[np.isin(gauge.step, steps)], lag.value[np.isin(lag.step, steps)]
     drift = np.maximum(gap - max(gap[0], 0.0), 0.0)
     moved = early & (age >= MOVED)
     if age[0] != 0 or not moved.any() or max(gap[0], 0.0) > LEVEL_SHARE * drift[moved].max():

@@ -38,6 +38,12 @@ class Series:
 EMPTY = Series(np.array([]), np.array([]))
 
 
+def aligned(one: Series, other: Series) -> tuple[Array, Array, Array]:
+    """Steps that both hold, with the values of each at them; of a step that stands twice the first."""
+    steps, at, beside = np.intersect1d(one.step, other.step, return_indices=True)
+    return steps, one.value[at], other.value[beside]
+
+
 @dataclass(frozen=True)
 class RunData:
     """Everything the measures know of one run."""
