@@ -2,8 +2,8 @@
 
     python tests/verl/run.py [--keep DIR] [--only NAME]... [--batch GROUPS]
 
-Needs an interpreter with verl and this package, and the CPU plugin in VERL_CPU_DIR (default: ../shared/verl_cpu beside
-the checkout). `make test-verl` makes such an interpreter. Exit code 1 if anything disagrees.
+Needs an interpreter with verl and this package, and in VERL_CPU_DIR the scripts that run verl on a CPU. Exit code 1 if
+anything disagrees. `make test-verl` makes such an interpreter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agreement import disagreements, logged, metrics, payloads, residual, table 
 from verl_audit.record.writer import KEY_SECONDS
 
 ROOT = Path(__file__).parents[2]
-PLUGIN = Path(os.environ.get("VERL_CPU_DIR", ROOT.parent / "shared" / "verl_cpu"))
+PLUGIN = Path(os.environ.get("VERL_CPU_DIR", ROOT / "verl_cpu"))
 BATCH, WARMUP = 8, 2
 SAMPLER = "trainer.v1.sampler.custom_sampler"
 
