@@ -19,10 +19,9 @@ from verl_audit.diagnose.damage import (
     FIRST_LOSS,
     damage_of,
     evidence,
-    fired_for,
     in_even_evidence,
 )
-from verl_audit.diagnose.evaluate import Finding
+from verl_audit.diagnose.evaluate import Finding, fired_for, rule_fired
 from verl_audit.diagnose.left_open import UNSPLIT_RULE, age_wanted, unless_unsplit, why_open
 from verl_audit.diagnose.readings import number_of, too_fresh
 from verl_audit.diagnose.rules import CAUSES, Cause
@@ -86,8 +85,7 @@ def _last_left(
     (last,) = working
     if measures["recipe_differences"].number() != 0 or steps_at_least(measures) < FEW_STEPS:
         return None
-    events = (f for f in findings if f.cause == "health" and f.status == "fired" and f.severity in ("high", "critical"))
-    if any(last not in event.follows for event in events):
+    if any(last not in event.follows for event in fired_for(findings, "health", "high")):
         return None
     excluded = all(_excluded(judged[c], c) for c in CAUSES if c != last)
     return last if excluded and _may_explain(judged[last], last) else None
@@ -131,7 +129,7 @@ def _judge(
     if strong and cause == "staleness" and too_fresh(measures):
         fired, strong = [], False  # something else made these samples off-policy
     clearing, missing = excluded_by(cause, measures, hours=symptom.state != "slower")
-    if cause == "staleness" and any(f.rule == UNSPLIT_RULE and f.status == "fired" for f in findings):
+    if cause == "staleness" and rule_fired(findings, UNSPLIT_RULE) is not None:
         clearing, missing = unless_unsplit(measures, clearing, missing)
     short = steps_at_least(measures) < FEW_STEPS
     missing = _lacking(measures, missing)
@@ -175,7 +173,7 @@ def _lacking(measures: Mapping[str, Measure], missing: tuple[str, ...]) -> tuple
 def _wanted_to_name(cause: Cause, measures: Mapping[str, Measure], findings: Sequence[Finding]) -> tuple[str, ...]:
     """Signals without which a cause is not named whatever its damage, since something else would explain that."""
     if cause == "mismatch":
-        return ("replica_versions",) if any(f.rule == LATER_RULE and f.status == "fired" for f in findings) else ()
+        return ("replica_versions",) if rule_fired(findings, LATER_RULE) is not None else ()
     return age_wanted(measures) if cause == "staleness" else ()
 
 

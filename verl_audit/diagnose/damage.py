@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from verl_audit.diagnose.evaluate import Finding
-from verl_audit.diagnose.rules import SEVERITIES, Cause, Severity
+from verl_audit.diagnose.evaluate import Finding, fired_for
+from verl_audit.diagnose.rules import Cause
 from verl_audit.measure.model import Measure
 
 D0: Mapping[Cause, float] = {"mismatch": 0.015, "staleness": 0.03, "eviction": 0.10, "sync": 0.03}
@@ -28,12 +28,6 @@ def evidence(damage: float, cause: Cause) -> float:
 def in_even_evidence(damage: tuple[float, float, float] | None, cause: Cause) -> float:
     """A damage in units of what is even evidence for its cause, so that causes compare."""
     return 0.0 if damage is None else damage[0] / D0[cause]
-
-
-def fired_for(findings: Sequence[Finding], cause: str, least: Severity = "medium") -> list[Finding]:
-    """The rules of a cause that fired at this severity or above."""
-    bar = SEVERITIES.index(least)
-    return [f for f in findings if f.cause == cause and f.status == "fired" and SEVERITIES.index(f.severity) >= bar]
 
 
 def damage_of(

@@ -13,7 +13,17 @@ from typing import Any
 
 import duckdb
 
-from verl_audit.diagnose.rules import Cause, Clock, Confidence, Rule, RuleCause, RuleError, Severity, Status
+from verl_audit.diagnose.rules import (
+    SEVERITIES,
+    Cause,
+    Clock,
+    Confidence,
+    Rule,
+    RuleCause,
+    RuleError,
+    Severity,
+    Status,
+)
 from verl_audit.measure.model import Level, Measure, MeasureType, Scalar, catalog
 
 Values = Mapping[str, Scalar | None]
@@ -51,6 +61,17 @@ class Finding:
     error: str = ""
     level: Level = "metrics"
     """`traces` where a measure that its condition names was computed from traces."""
+
+
+def fired_for(findings: Sequence[Finding], cause: str, least: Severity = "medium") -> list[Finding]:
+    """The rules of a cause that fired at this severity or above."""
+    bar = SEVERITIES.index(least)
+    return [f for f in findings if f.cause == cause and f.status == "fired" and SEVERITIES.index(f.severity) >= bar]
+
+
+def rule_fired(findings: Sequence[Finding], rule: str) -> Finding | None:
+    """The finding of one rule, if it fired."""
+    return next((f for f in findings if f.rule == rule and f.status == "fired"), None)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Literal
 from verl_audit.diagnose.causes import FEW_STEPS, Judgement, steps_at_least
 from verl_audit.diagnose.clearing import LAG0_GAP
 from verl_audit.diagnose.damage import evidence
-from verl_audit.diagnose.evaluate import Finding
+from verl_audit.diagnose.evaluate import Finding, fired_for, rule_fired
 from verl_audit.diagnose.rules import CAUSES, Cause, Confidence
 from verl_audit.measure.model import Measure
 from verl_audit.measure.speed import MIN_VALIDATION, Symptom
@@ -67,7 +67,8 @@ def decide(
     risks = tuple(c for c in CAUSES if judged[c].risk and judged[c].status not in ("implicated", "contributing"))
     health = _health(findings, judged, symptom)
     if health is not None:
-        apart = next((f.explain for f in findings if f.rule == RECIPE_RULE and f.status == "fired" and f != health), "")
+        recipe = rule_fired(findings, RECIPE_RULE)
+        apart = recipe.explain if recipe is not None and recipe != health else ""
         words = health.title[0].lower() + health.title[1:]
         if error and measures["died_before_step1"].value is True:
             words = f"{words}: {error}"
@@ -92,7 +93,7 @@ def decide(
 
 def _health(findings: Sequence[Finding], judged: Mapping[Cause, Judgement], symptom: Symptom) -> Finding | None:
     """The health event that explains the curve: a critical one always, else the first high one that stands alone."""
-    fired = [f for f in findings if f.cause == "health" and f.status == "fired"]
+    fired = fired_for(findings, "health", "high")
     critical = [f for f in fired if f.severity == "critical"]
     high = [f for f in fired if f.severity == "high" and _explains(f, judged, symptom)]
     first = min(high, key=lambda f: (f.rule == RECIPE_RULE, f.onset or (0.0, 0.0)), default=None)
@@ -120,7 +121,7 @@ def _powerless(symptom: Symptom) -> bool:
 
 def _followed(findings: Sequence[Finding], named: Sequence[Cause]) -> str:
     """Health events that followed the named causes, with their onset."""
-    events = [f for f in findings if f.cause == "health" and f.status == "fired" and set(f.follows) & set(named)]
+    events = [f for f in fired_for(findings, "health", "info") if set(f.follows) & set(named)]
     told = [
         f.title[0].lower() + f.title[1:] + (f" (from step {f.onset[0]:.0f} to {f.onset[1]:.0f} on)" if f.onset else "")
         for f in events
@@ -202,7 +203,7 @@ def _short_run(steps: float, findings: Sequence[Finding], missing: tuple[str, ..
 
 def _doubts(findings: Sequence[Finding]) -> str:
     """Health findings that say which gauge not to believe."""
-    doubts = [f.title for f in findings if f.cause == "health" and f.status == "fired" and f.severity == "medium"]
+    doubts = [f.title for f in fired_for(findings, "health") if f.severity == "medium"]
     return "".join(f" {d}." for d in doubts)
 
 

@@ -257,7 +257,7 @@ def _is_distinctive(adapter: Adapter, key: str) -> bool:
 
 
 def _is_mapped(adapter: Adapter, key: str) -> bool:
-    return _is_distinctive(adapter, key) or any(_entry_matches(e, adapter.bare(key)) for e in adapter.maps)
+    return _is_distinctive(adapter, key) or any(entry_matches(e, adapter.bare(key)) for e in adapter.maps)
 
 
 def map_keys(adapter: Adapter, keys: Collection[str], facts: Mapping[str, object]) -> KeyMapping:
@@ -279,13 +279,14 @@ def _find(
     adapter: Adapter, key: str, present: Collection[str], facts: Mapping[str, object]
 ) -> tuple[KeyMap, str | None] | None:
     for entry in adapter.maps:
-        match = _entry_matches(entry, key)
+        match = entry_matches(entry, key)
         if match and _valid(adapter, entry, present, facts):
             return entry, match[1]
     return None
 
 
-def _entry_matches(entry: KeyMap, key: str) -> tuple[bool, str | None] | None:
+def entry_matches(entry: KeyMap, key: str) -> tuple[bool, str | None] | None:
+    """Whether a key is this entry's, with the label its pattern finds in it; None if not."""
     if entry.pattern is None:
         return (True, None) if entry.key == key else None
     match = entry.pattern.fullmatch(key)
@@ -304,7 +305,7 @@ def _valid(adapter: Adapter, entry: KeyMap, present: Collection[str], facts: Map
 def _is_known(adapter: Adapter, key: str) -> bool:
     """Whether a key carries no signal in this run: a known family, or a mapped key that does not apply."""
     return any(k.pattern.fullmatch(key) for k in adapter.known) or any(
-        _entry_matches(entry, key) for entry in adapter.maps
+        entry_matches(entry, key) for entry in adapter.maps
     )
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from verl_audit.preflight.names import MANY, Names, below, choices, free, has, meant, names, refused_value, unknown
+from verl_audit.preflight.names import (
+    MANY,
+    Names,
+    below,
+    choices,
+    free,
+    has,
+    meant,
+    of_every_trainer,
+    refused_value,
+    unknown,
+)
 from verl_audit.preflight.overrides import Line, Override
 
 PLUGINS = (
@@ -63,14 +74,14 @@ def _added(how: str, key: str, known: Names) -> Iterator[Doubt]:
 
 def of_tree(tree: Mapping[str, Any]) -> Iterator[Doubt]:
     """Keys of a saved configuration that no trainer or engine of verl 0.9.0 or 0.9.1 has."""
-    known = [names(), names(entry="fully_async"), names(entry="one_step_off")]
+    known = of_every_trainer()
     found = sorted(set.intersection(*(set(unknown(one, tree)) for one in known)))
     if len(found) > MANY:
         listed = ", ".join(f"`{key}`" for key in found[:3])
         yield Doubt(f"{len(found)} keys are not verl 0.9's, such as {listed}: the configuration of another version?")
         return
     for key in found:
-        like = next((like for one in known if (like := meant(one, key)) is not None), None)
+        like = _meant_by_any(known, key)
         yield Doubt(f"unknown key `{key}`" + (f", did you mean `{like}`?" if like else ": verl 0.9 does not have it"))
 
 
@@ -150,8 +161,12 @@ def _advice(known: Names, key: str) -> str:
     like = meant(known, key)
     if like is not None:
         return f", did you mean `{like}`?"
-    everywhere = [names(), names(entry="fully_async"), names(entry="one_step_off")]
+    everywhere = of_every_trainer()
     if any(has(other, key) for other in everywhere):
         return ": another trainer or engine has it, not this one"
-    like = next((found for other in everywhere if (found := meant(other, key)) is not None), None)
+    like = _meant_by_any(everywhere, key)
     return f"; another trainer has `{like}`" if like is not None else ""
+
+
+def _meant_by_any(known: Sequence[Names], key: str) -> str | None:
+    return next((like for one in known if (like := meant(one, key)) is not None), None)

@@ -67,6 +67,11 @@ def names(engines: tuple[Engine, ...] = ENGINES, entry: Entry | None = None) -> 
     return Names(leaves, open_, null, addable, _nodes({*leaves, *addable}))
 
 
+def of_every_trainer() -> tuple[Names, ...]:
+    """The keys of the v1 trainers with any engine, and of each entry point of its own."""
+    return names(), names(entry="fully_async"), names(entry="one_step_off")
+
+
 def free(key: str) -> list[str]:
     """The parts of a path that verl hands on to other code."""
     parts = key.split(".")

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from verl_audit.errors import AuditError
-from verl_audit.ingest.adapters import KeyMap, load_adapters
+from verl_audit.ingest.adapters import KeyMap, entry_matches, load_adapters
 from verl_audit.trace.write import write
 
 if sys.version_info >= (3, 11):
@@ -49,7 +49,9 @@ class Family:
 
     def hides(self, key: str) -> bool:
         """Whether a logged key tells a signal of the family, whatever the mode of the run."""
-        return key.startswith(self.keys) or any(self.has(entry.signal) for entry in _entries() if _maps(entry, key))
+        return key.startswith(self.keys) or any(
+            self.has(entry.signal) for entry in _entries() if entry_matches(entry, key)
+        )
 
     def in_table(self, table: str) -> tuple[str, ...]:
         """Its columns of one trace table, COLUMN or COLUMN.FIELD."""
@@ -87,10 +89,6 @@ def family(name: str) -> Family:
 def _entries() -> tuple[KeyMap, ...]:
     """What the reference loop logs is verl's, so verl's adapter says which key is which signal."""
     return next(adapter for adapter in load_adapters() if adapter.framework == "verl").maps
-
-
-def _maps(entry: KeyMap, key: str) -> bool:
-    return entry.pattern.fullmatch(key) is not None if entry.pattern else entry.key == key
 
 
 def poorer(run: Path, out: Path, hidden: Family) -> Path:
