@@ -104,7 +104,13 @@ def delivered(
 @pytest.mark.parametrize("segments", [True, False])
 def test_versions_that_never_arrive(segments: bool) -> None:
     assert delivered([0] * 10, segments=segments).delivered.value == 0
-    assert delivered([max(0, i - 1) for i in range(10)], segments=segments).delivered.value == pytest.approx(8 / 9)
+    assert delivered([max(0, i - 1) for i in range(10)], segments=segments).delivered.value == 1
+
+
+def test_a_queue_that_fills_is_no_fault_and_syncs_that_stop_are() -> None:
+    """The lag of the first run grows from 0 to 6 and stays; the second gets no weights from version 14 on."""
+    assert delivered([max(0, i - 6) for i in range(20)]).delivered.value == 1
+    assert delivered([min(i, 14) for i in range(20)]).delivered.value == pytest.approx(5 / 10)
 
 
 def test_too_few_versions_or_none_say_nothing() -> None:

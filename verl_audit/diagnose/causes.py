@@ -27,7 +27,6 @@ from verl_audit.diagnose.readings import number_of, too_fresh
 from verl_audit.diagnose.rules import CAUSES, Cause
 from verl_audit.measure.model import Level, Measure
 from verl_audit.measure.speed import Symptom
-from verl_audit.measure.symptom import MARGIN
 
 CauseStatus = Literal["implicated", "contributing", "cleared", "cannot_tell"]
 CONTRIBUTES = 0.1
@@ -77,7 +76,7 @@ def _last_left(
     """The one cause at work, where everything else that could slow the run is excluded by a measurement.
 
     Else must be: the other three, the recipe, and every health event that is not a consequence of this cause; and the
-    slowdown must be beyond the margin, since the damage itself is too little to be evidence.
+    learning speed from validation must show the slowdown by itself, since the damage is too little to be evidence.
     """
     working = [c for c in CAUSES if judged[c].risk]
     if len(working) != 1 or any(j.status == "implicated" for j in judged.values()) or not _clearly_slower(symptom):
@@ -92,9 +91,9 @@ def _last_left(
 
 
 def _clearly_slower(symptom: Symptom) -> bool:
-    """Whether validation shows the run to be slower than the margin, with the whole of the interval."""
+    """Whether the learning speed over the whole of validation is slower by its test, not the end of the curves alone."""
     speed = symptom.per_update
-    return symptom.state == "slower" and symptom.evidence == "validation" and speed is not None and speed.high < MARGIN
+    return symptom.state == "slower" and symptom.evidence == "validation" and speed is not None and speed.slower
 
 
 def _may_explain(judgement: Judgement, cause: Cause) -> bool:

@@ -125,7 +125,7 @@ def lag_censored(measures: Mapping[str, Measure]) -> bool:
 def delivery(measures: Mapping[str, Measure]) -> str:
     """Words for evidence that syncs deliver; undelivered weights make the gap grow with every update."""
     arrived = measures["trace_versions_delivered"]
-    if arrived.value is not None and (arrived.number() or 0) >= DELIVERED:
+    if DELIVERED <= (arrived.number() or 0) <= 2 - DELIVERED:  # above: they catch up with what had not arrived
         return f"sampled versions advance {arrived.number():.2f} per version of the trainer over {arrived.n} versions"
     jump, trend = number_of(measures, "gap_after_first_sync"), number_of(measures, "gap_trend")
     growth = gap_growth(measures)

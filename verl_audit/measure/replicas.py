@@ -175,19 +175,30 @@ def delivery(con: duckdb.DuckDBPyConnection, run: str) -> Delivery:
 
 
 def _delivered(con: duckdb.DuckDBPyConnection, run: str) -> Measure:
-    """(last - first version sampled with) / (last - first training version), in the trained trajectories."""
+    """(last - first version sampled with) / (last - first training version), in the trained trajectories.
+
+    Over the later half of the training versions where that is long enough: while a queue fills, the lag grows though
+    every version arrives.
+    """
     name, unit = "trace_versions_delivered", "share"
     row = con.execute(
-        """SELECT max(train_version) - min(train_version), max(newest) - min(newest), count(newest) FROM (
-            SELECT train_version, coalesce(last_version, s.version) AS newest
+        """WITH v AS (
+            SELECT train_version AS trained, max(coalesce(last_version, s.version)) AS newest,
+                min(coalesce(last_version, s.version)) AS oldest, count(coalesce(last_version, s.version)) AS n
             FROM trajectories t LEFT JOIN (
                 SELECT trajectory_id, max(version) AS version FROM trajectory_segments WHERE run = $run
                 GROUP BY trajectory_id) s USING (trajectory_id)
-            WHERE t.run = $run AND train_version IS NOT NULL AND coalesce(last_version, s.version) IS NOT NULL)""",
+            WHERE t.run = $run AND train_version IS NOT NULL AND coalesce(last_version, s.version) IS NOT NULL
+            GROUP BY train_version),
+        half AS (SELECT max(trained) AS first FROM v
+            WHERE trained <= (SELECT (max(trained) + min(trained)) / 2 FROM v))
+        SELECT max(trained) - min(trained), max(newest) - min(oldest), sum(n), max(trained) - any_value(first),
+            max(newest) - max(newest) FILTER (trained <= first)
+        FROM v, half""",
         {"run": run},
     ).fetchone()
     assert row is not None
-    published, arrived, n = row
+    published, arrived, n, later, arrived_later = row
     if not n:
         return Measure(
             name, None, unit, missing="training and sampling versions are not known of the same trajectories"
@@ -195,6 +206,8 @@ def _delivered(con: duckdb.DuckDBPyConnection, run: str) -> Measure:
     if published < MIN_VERSIONS:
         why = f"the training version rose by {published}, {MIN_VERSIONS} needed"
         return Measure(name, None, unit, n=int(n), missing=why)
+    if later >= MIN_VERSIONS:
+        published, arrived = later, arrived_later
     return Measure(name, float(arrived) / float(published), unit, n=int(published))
 
 
