@@ -189,6 +189,21 @@ def test_traces_that_do_not_see_the_clips_of_the_log_ask_for_the_advantage() -> 
         assert "advantage" not in verdict({**traced, **seen}, at_work).missing
 
 
+def test_a_loss_bounded_by_importance_weights_alone_asks_for_the_clips_though_it_clears() -> None:
+    unclipped = {"log_prob_mode": "bypass", "clip_excess": None, "damage_staleness": 0.001}
+    assert verdict(unclipped).missing == ("clip_share",)
+    assert verdict({**unclipped, "log_prob_mode": "decoupled"}).missing == ()
+
+
+def test_what_trained_reward_leaves_open_validation_would_decide() -> None:
+    trained = replace(SYMPTOMS["slower"], evidence="trained_reward")
+    assert verdict(findings=[finding("mismatch")], symptom=trained).missing == ("validation",)
+    assert verdict(LARGE["mismatch"], symptom=trained).missing == ()
+    unseen = replace(SYMPTOMS["not_shown"], evidence="trained_reward")
+    assert "validation" in verdict({"sync_share": None}, symptom=unseen).missing
+    assert verdict(findings=[finding("mismatch")], symptom=unseen).missing == ()
+
+
 def test_an_unsplit_gap_asks_for_the_gap_at_lag_0() -> None:
     found = verdict({"gap_prob_lag0": None, "gap_prob_mean": 0.02}, symptom=SYMPTOMS["untested"])
     assert "gap_at_lag0" in found.missing or "lag_oldest_max" in found.missing

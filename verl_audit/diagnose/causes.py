@@ -22,7 +22,7 @@ from verl_audit.diagnose.damage import (
     in_even_evidence,
 )
 from verl_audit.diagnose.evaluate import Finding, fired_for, rule_fired
-from verl_audit.diagnose.left_open import UNSPLIT_RULE, age_wanted, unless_unsplit, unseen_clips, why_open
+from verl_audit.diagnose.left_open import UNSPLIT_RULE, age_wanted, unless_unsplit, why_open
 from verl_audit.diagnose.readings import number_of, too_fresh
 from verl_audit.diagnose.rules import CAUSES, Cause
 from verl_audit.measure.model import Level, Measure
@@ -133,8 +133,6 @@ def _judge(
         clearing, missing = unless_unsplit(measures, clearing, missing)
     short = steps_at_least(measures) < FEW_STEPS
     missing = _lacking(measures, missing)
-    if cause in ("mismatch", "staleness") and not strong:
-        missing = tuple(dict.fromkeys((*missing, *unseen_clips(measures))))
     level = _level(cause, measures, fired)
     base = Judgement("cannot_tell", bool(fired) or strong, damage, level, "", missing, tuple(f.rule for f in fired))
     if strong and (wanted := _wanted_to_name(cause, measures, findings)):

@@ -10,6 +10,7 @@ from verl_audit.diagnose.causes import FEW_STEPS, Judgement, steps_at_least
 from verl_audit.diagnose.clearing import LAG0_GAP
 from verl_audit.diagnose.damage import evidence
 from verl_audit.diagnose.evaluate import SUFFIXES, Finding, fired_for, rule_fired
+from verl_audit.diagnose.left_open import unseen_clips
 from verl_audit.diagnose.readings import ADVANTAGE, CONFIGURATION, wants
 from verl_audit.diagnose.rules import CAUSES, SEVERITIES, Cause, Confidence
 from verl_audit.measure.model import Measure
@@ -189,8 +190,11 @@ def _without_cause(
     if steps < FEW_STEPS:
         sentence = _short_run(steps, findings, missing)
         return Verdict("undetermined", (), risks, None, "low", "too few steps", sentence, missing)
-    if symptom.state == "slower" or (symptom.state == "unclear" and (risks or unjudged)):
-        missing = tuple(dict.fromkeys((*missing, *_unchecked(findings, judged, symptom, measures))))
+    settled = (not unjudged or symptom.excluded) and (not risks or symptom.state == "not_shown")
+    if symptom.state == "slower" or (symptom.state != "untested" and not settled):
+        firmer = ("validation",) if symptom.evidence == "trained_reward" else ()
+        events = _unchecked(findings, judged, symptom, measures)  # where harm is untested, what would test it is first
+        missing = tuple(dict.fromkeys((*missing, *unseen_clips(measures), *firmer, *events)))
     if symptom.state == "slower":
         sentence = _unexplained(judged, symptom, risks, unjudged, missing)
         because = "harm is shown, its cause is not measured"
