@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from tests.diagnose.judged import FASTER, SOUND, SYMPTOMS, finding, measures, speed
 from tests.diagnose.test_causes import LARGE
 from verl_audit.diagnose.causes import weigh
-from verl_audit.diagnose.coverage import FACTS, NEEDS, TRACES_ONLY
+from verl_audit.diagnose.coverage import FACTS, NEEDS, TRACES_ONLY, UNASKED
 from verl_audit.diagnose.evaluate import Finding
 from verl_audit.diagnose.rules import CAUSES, Cause
 from verl_audit.diagnose.verdict import Verdict, decide
+from verl_audit.measure.model import Measure
 from verl_audit.measure.speed import Symptom
 
-SIGNALS = {s for needs in NEEDS.values() for need in needs for s in need} | {*TRACES_ONLY, *FACTS, "baseline"}
+SIGNALS = {s for needs in NEEDS.values() for need in needs for s in need} | {*TRACES_ONLY, *FACTS, *UNASKED, "baseline"}
 
 
 def verdict(
@@ -121,6 +122,86 @@ def test_what_is_missing_is_named() -> None:
     found = verdict({"sync_share": None, "gap_prob_lag0": None, "gap_prob_mean": None})
     assert {"time_update_weights", "gap_prob_mean"} <= set(found.missing)
     assert "train-inference mismatch and weight sync could not be judged" in found.sentence
+
+
+def unread(*names: str, follows: tuple[Cause, ...] = ()) -> Finding:
+    """A grave health rule that could not be decided for want of these measures."""
+    return replace(finding("health", "high", "insufficient"), missing=names, follows=follows)
+
+
+def test_what_would_show_an_event_that_explains_a_slower_run_is_named() -> None:
+    open_ = verdict(findings=[unread("lr_low_share", "entropy_ratio_low")])
+    assert (open_.outcome, open_.missing) == ("undetermined", ("lr", "entropy"))
+    assert "Not recorded: lr, entropy." in open_.sentence
+    assert verdict(findings=[unread("lr_low_share")], symptom=SYMPTOMS["not_shown"]).missing == ()
+    assert verdict({"lr_low_share": 0.1}, [unread("lr_low_share")]).missing == ()
+    assert verdict(LARGE["mismatch"], [unread("lr_low_share")]).missing == ()
+
+
+def test_an_event_that_a_cause_at_work_would_lead_to_is_not_asked_for() -> None:
+    consequence = unread("entropy_ratio", follows=("staleness",))
+    assert verdict(findings=[consequence, finding("staleness")]).missing == ()
+    assert verdict(findings=[consequence, finding("eviction")]).missing == ("entropy",)
+
+
+def test_an_event_is_asked_for_where_a_slowdown_is_unclear_and_a_cause_at_work() -> None:
+    for findings, expected in (([finding("staleness")], ("lr",)), ([], ())):
+        assert verdict(findings=[unread("lr_low_share"), *findings], symptom=SYMPTOMS["unclear"]).missing == expected
+
+
+def test_a_slower_run_of_unknown_recipe_asks_for_the_configuration() -> None:
+    unknown = measure("recipe_differences")
+    found = verdict({"recipe_differences": unknown}, [unread("recipe_differences")])
+    assert found.missing == ("configuration",)
+    assert "the configuration of run and baseline" in found.sentence
+    alone = replace(unknown, wants=("baseline",))
+    assert verdict({"recipe_differences": alone}, [unread("recipe_differences")]).missing == ("baseline",)
+
+
+def measure(name: str, *wants: str) -> Measure:
+    """One without a value."""
+    return Measure(name, None, missing="was not logged", wants=wants)
+
+
+BYPASS: Mapping[str, Any] = {
+    "log_prob_mode": "bypass", "gap_prob_mean": None, "gap_prob_lag0": None, "damage_mismatch": None,
+}  # fmt: skip
+
+
+def test_in_bypass_mode_the_clip_fraction_is_asked_for_in_place_of_importance_weights() -> None:
+    lost = {"off_policy_loss": None, "damage_staleness": measure("damage_staleness", "ess")}
+    found = verdict({**BYPASS, **lost}).missing
+    assert "clip_share" in found and "ess" not in found
+    assert "ess" in verdict({**BYPASS, **lost, "log_prob_mode": "decoupled"}).missing
+
+
+def test_a_clip_fraction_of_unknown_mode_asks_for_the_configuration() -> None:
+    lost = {"off_policy_loss": measure("off_policy_loss"), "damage_staleness": None, "lag0_steps": 1.0}
+    assert "configuration" in verdict({**lost, "log_prob_mode": None}).missing
+    assert "configuration" not in verdict({**lost, "log_prob_mode": "decoupled"}).missing
+
+
+def test_traces_that_do_not_see_the_clips_of_the_log_ask_for_the_advantage() -> None:
+    at_work = [finding("mismatch")]
+    traced = {**BYPASS, "damage_mismatch": 0.007, "off_policy_loss": 0.008, "clip_excess": 0.05}
+    assert "advantage" in verdict(traced, at_work).missing
+    for seen in ({"clip_excess": 0.004}, {"clip_share_mismatch": 0.9}, {"log_prob_mode": "decoupled"}):
+        assert "advantage" not in verdict({**traced, **seen}, at_work).missing
+
+
+def test_a_loss_bounded_by_importance_weights_alone_asks_for_the_clips_though_it_clears() -> None:
+    unclipped = {"log_prob_mode": "bypass", "clip_excess": None, "damage_staleness": 0.001}
+    assert verdict(unclipped).missing == ("clip_share",)
+    assert verdict({**unclipped, "log_prob_mode": "decoupled"}).missing == ()
+
+
+def test_what_trained_reward_leaves_open_validation_would_decide() -> None:
+    trained = replace(SYMPTOMS["slower"], evidence="trained_reward")
+    assert verdict(findings=[finding("mismatch")], symptom=trained).missing == ("validation",)
+    assert verdict(LARGE["mismatch"], symptom=trained).missing == ()
+    unseen = replace(SYMPTOMS["not_shown"], evidence="trained_reward")
+    assert "validation" in verdict({"sync_share": None}, symptom=unseen).missing
+    assert verdict(findings=[finding("mismatch")], symptom=unseen).missing == ()
 
 
 def test_an_unsplit_gap_asks_for_the_gap_at_lag_0() -> None:

@@ -319,6 +319,12 @@ def test_a_missing_baseline_names_the_option() -> None:
     assert "verl-audit diagnose RUN_DIR --baseline SYNC_RUN_DIR" in next_block(shown(doc))
 
 
+def test_what_no_cause_needs_in_every_run_comes_with_what_records_it() -> None:
+    text = flat(shown(document(verdict=verdict(missing=["configuration", "advantage"], risks=[]), findings=[])))
+    assert "configuration keep .hydra/ or the console log beside the metrics of run and baseline" in text
+    assert "advantage per-trajectory traces with advantage: in verl v1" in text
+
+
 def test_a_baseline_that_does_not_serve_is_asked_for_with_the_reason() -> None:
     text = next_block(shown(document(verdict=verdict(missing=["baseline"]))))
     assert "another one, since with this one 4 validation points are too few" in text

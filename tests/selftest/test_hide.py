@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_audit.diagnose.coverage import NEEDS
+from verl_audit.diagnose.coverage import NEEDS, UNASKED
 from verl_audit.errors import AuditError
 from verl_audit.ingest.adapters import load_signals
 from verl_audit.reference import TraceOptions, simulate
@@ -39,7 +39,9 @@ def without(run: Path, tmp_path: Path, name: str) -> Path:
 
 def test_every_signal_and_every_need_of_a_verdict_is_in_a_family() -> None:
     needed = {signal for needs in NEEDS.values() for alternatives in needs for signal in alternatives}
-    assert [s for s in {*load_signals(), *needed} - {*kept()} if not any(f.has(s) for f in families().values())] == []
+    assert [
+        s for s in {*load_signals(), *needed, *UNASKED} - {*kept()} if not any(f.has(s) for f in families().values())
+    ] == []
 
 
 def test_families_name_columns_that_the_schema_has_and_may_leave_out() -> None:

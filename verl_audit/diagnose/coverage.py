@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl_audit.diagnose.clearing import FEW_LAG0, LAG0_GAP
+from verl_audit.diagnose.readings import ADVANTAGE, CONFIGURATION
 from verl_audit.measure.eviction import ABSENT
 from verl_audit.measure.gap import GAPS, LAGS, at_lag0
 from verl_audit.measure.model import Scalar
@@ -44,6 +45,11 @@ TRACES_ONLY: Mapping[str, str] = {
     "evicted_lengths": f"per-trajectory traces with a row for every evicted trajectory: {RECORDER}",
     "replica_versions": f"per-trajectory traces with server and version of every segment: {RECORDER}",
 }
+UNASKED: Mapping[str, str] = {
+    CONFIGURATION: "keep .hydra/ or the console log beside the metrics of run and baseline",
+    ADVANTAGE: f"per-trajectory traces with advantage: {RECORDER}",
+}
+"""What a verdict may call missing that no cause needs in every run, and what records it."""
 FACTS: Mapping[str, str] = {
     name: f"keep .hydra/ or the console log beside the metrics, or give --set fact.{name}=N"
     for name in ("groups_per_step", "updates_per_version")

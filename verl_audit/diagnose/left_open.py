@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from verl_audit.diagnose.clearing import LAG0_GAP
 from verl_audit.diagnose.damage import CLEARLY_BELOW, D0
 from verl_audit.diagnose.readings import (
+    ADVANTAGE,
     GROWTH,
     LONG_SYNC,
     OLD,
@@ -49,6 +50,20 @@ def unless_unsplit(
     if not clearing or overlap_free(measures) or number_of(measures, "lag0_steps") is not None:
         return clearing, missing
     return "", wants(measures, "lag_mean") or (LAG0_GAP,)
+
+
+def unseen_clips(measures: Mapping[str, Measure]) -> tuple[str, ...]:
+    """Signals without which the loss of a run in bypass mode rests on importance weights, which see less than clips.
+
+    That traces lack the advantage shows where the log counts clipped tokens that they do not.
+    """
+    if measures["log_prob_mode"].value != "bypass":
+        return ()
+    excess, loss = number_of(measures, "clip_excess"), number_of(measures, "off_policy_loss")
+    if excess is None:
+        return wants(measures, "clip_excess")
+    split = any(measures[f"clip_share_{part}"].value is not None for part in ("mismatch", "staleness", "update"))
+    return () if split or loss is None or loss >= excess else (ADVANTAGE,)
 
 
 def why_open(cause: Cause, measures: Mapping[str, Measure], missing: tuple[str, ...], *, measured: bool) -> str:

@@ -20,6 +20,12 @@ GROWTH = 1.5
 SLOPE_FLAT, SLOPE_FROZEN = 0.1, 0.5
 """Slopes of the largest lag (versions per version): up to the first nothing is left behind, above the second a rule
 says that something is."""
+CONFIGURATION = "configuration"
+"""Missing where run or baseline has none that tells the recipe, or what the clip fraction compares with."""
+BY_CLIP = ("clip_excess", "off_policy_loss")
+"""Measures to which a clip fraction gives a value where its mode is known."""
+ADVANTAGE = "advantage"
+"""Missing where traces have log-probs, and no advantage by which to tell which tokens the loss clips."""
 GAP_FINE: Mapping[str, tuple[float, str]] = {
     "gap_prob_lag0": (0.01, "mean probability difference at lag 0"),
     "gap_logp_lag0": (0.02, "mean absolute log-prob difference at lag 0"),
@@ -52,7 +58,17 @@ def number_of(measures: Mapping[str, Measure], name: str) -> float | None:
 
 def wants(measures: Mapping[str, Measure], *names: str) -> tuple[str, ...]:
     """Signals that would give these measures a value, of those that have none."""
-    return tuple(dict.fromkeys(w for name in names for w in measures[name].wants if measures[name].value is None))
+    return tuple(dict.fromkeys(w for name in names for w in _wanted(measures, name)))
+
+
+def _wanted(measures: Mapping[str, Measure], name: str) -> tuple[str, ...]:
+    """Of one measure. Bypass mode logs no importance weights, so there the clip fraction tells what they would."""
+    if measures[name].value is not None:
+        return ()
+    mode, found = measures["log_prob_mode"].value, measures[name].wants
+    if name == "recipe_differences" or (name in BY_CLIP and mode is None):
+        return found or (CONFIGURATION,)
+    return tuple("clip_share" if mode == "bypass" and w == "ess" else w for w in found)
 
 
 def small_in_all(measures: Mapping[str, Measure], cause: Cause = "mismatch") -> bool:

@@ -9,8 +9,10 @@ from typing import Literal
 from verl_audit.diagnose.causes import FEW_STEPS, Judgement, steps_at_least
 from verl_audit.diagnose.clearing import LAG0_GAP
 from verl_audit.diagnose.damage import evidence
-from verl_audit.diagnose.evaluate import Finding, fired_for, rule_fired
-from verl_audit.diagnose.rules import CAUSES, Cause, Confidence
+from verl_audit.diagnose.evaluate import SUFFIXES, Finding, fired_for, rule_fired
+from verl_audit.diagnose.left_open import unseen_clips
+from verl_audit.diagnose.readings import ADVANTAGE, CONFIGURATION, wants
+from verl_audit.diagnose.rules import CAUSES, SEVERITIES, Cause, Confidence
 from verl_audit.measure.model import Measure
 from verl_audit.measure.speed import MIN_VALIDATION, Symptom
 
@@ -32,6 +34,8 @@ WORDS: Mapping[str, str] = {
     "replica_versions": "the version of each replica",
     "groups_per_step": "the batch size in groups",
     LAG0_GAP: "the gap at lag 0",
+    CONFIGURATION: "the configuration of run and baseline, which tells whether they share the recipe",
+    ADVANTAGE: "the advantage of each trajectory in the traces",
     "validation": f"{MIN_VALIDATION} or more validation points",
 }
 """Missing signals whose name alone says too little."""
@@ -114,6 +118,16 @@ def _explains(event: Finding, judged: Mapping[Cause, Judgement], symptom: Sympto
     return behind is not None and event.onset is not None and event.onset[1] <= behind[0]
 
 
+def _unchecked(
+    findings: Sequence[Finding], judged: Mapping[Cause, Judgement], symptom: Symptom, measures: Mapping[str, Measure]
+) -> tuple[str, ...]:
+    """Signals for want of which an event that would have been the answer is not known to have happened or not."""
+    grave = [f for f in findings if f.cause == "health" and SEVERITIES.index(f.severity) >= SEVERITIES.index("high")]
+    open_ = [f for f in grave if f.status == "insufficient" and _explains(f, judged, symptom)]
+    names = [stem for f in open_ for name in f.missing for stem in (name, *map(name.removesuffix, SUFFIXES))]
+    return wants(measures, *dict.fromkeys(name for name in names if name in measures))
+
+
 def _powerless(symptom: Symptom) -> bool:
     """Whether a run at a third of the baseline's speed would have passed unseen, so that seeing none says nothing."""
     return symptom.per_update is not None and symptom.per_update.smallest_detectable < POWERLESS
@@ -176,6 +190,11 @@ def _without_cause(
     if steps < FEW_STEPS:
         sentence = _short_run(steps, findings, missing)
         return Verdict("undetermined", (), risks, None, "low", "too few steps", sentence, missing)
+    settled = (not unjudged or symptom.excluded) and (not risks or symptom.state == "not_shown")
+    if symptom.state == "slower" or (symptom.state != "untested" and not settled):
+        firmer = ("validation",) if symptom.evidence == "trained_reward" else ()
+        events = _unchecked(findings, judged, symptom, measures)  # where harm is untested, what would test it is first
+        missing = tuple(dict.fromkeys((*missing, *unseen_clips(measures), *firmer, *events)))
     if symptom.state == "slower":
         sentence = _unexplained(judged, symptom, risks, unjudged, missing)
         because = "harm is shown, its cause is not measured"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from verl_audit.diagnose.coverage import UNASKED
 from verl_audit.diagnose.verdict import NAMES as CAUSE_NAMES
 from verl_audit.report.page import Page, clean, count, listed, number, percent
 
@@ -101,6 +102,8 @@ def missing_settings(document: Document) -> Iterator[tuple[str, str]]:
 def _setting(signal: str, document: Document) -> str:
     if signal == "baseline":
         return _baseline_setting(document)
+    if signal in UNASKED:
+        return UNASKED[signal]
     found = [e for entries in document["coverage"]["causes"].values() for e in entries if e["signal"] == signal]
     record = next((e["record"] for e in found if e["record"]), "")
     if any(e["standing"] == "present" for e in found):
