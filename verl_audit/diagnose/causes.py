@@ -91,7 +91,7 @@ def _last_left(
 
 
 def _clearly_slower(symptom: Symptom) -> bool:
-    """Whether the learning speed over the whole of validation is slower by its test, not the end of the curves alone."""
+    """Whether the learning speed over all of validation is slower by its test, not the end of the curves alone."""
     speed = symptom.per_update
     return symptom.state == "slower" and symptom.evidence == "validation" and speed is not None and speed.slower
 
