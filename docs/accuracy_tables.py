@@ -7,6 +7,7 @@ from pathlib import Path
 
 from verl_audit.reference import environments, scenarios
 from verl_audit.selftest import (
+    BASELINES,
     BY_CAUSE,
     BY_SPEED,
     DATED,
@@ -47,6 +48,8 @@ WAY_WORDS = {
     "metrics+baseline": "from metrics with a baseline",
     "traces": "with traces, without a baseline",
     "metrics": "from metrics, without a baseline",
+    "traces+baselines": f"with traces and {BASELINES} baselines",
+    "metrics+baselines": f"from metrics with {BASELINES} baselines",
 }
 Table = Callable[[Sequence[str], Iterable[Sequence[str]]], str]
 INTRO = """# Accuracy
@@ -56,8 +59,8 @@ How often the verdict is right on runs of the [reference loop](reference-loop.md
 judges a dozen runs in a minute.
 
 Each run is judged as a user would: its log in verl's `file` format and its configuration, with or without traces for
-each trajectory, with or without one baseline run of another seed. The truth stands outside the run directory, where no
-reader sees it.
+each trajectory, with one baseline run of another seed, with five or without. The truth stands outside the run
+directory, where no reader sees it.
 
 What the words mean:
 

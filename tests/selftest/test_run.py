@@ -24,7 +24,9 @@ def test_two_scenarios_are_judged_from_the_command_line_and_kept(tmp_path: Path)
     done = CliRunner().invoke(main, ["selftest", *asked, "--workers", "1", "--json", str(kept)])
     assert done.exit_code == 0, done.output
     runs = read(kept, code_digest())
-    assert [(r.scenario, r.way) for r in runs] == list(product(("async", "fp4_sync_bypass"), WAYS[1::2]))
+    assert [(r.scenario, r.way) for r in runs] == list(
+        product(("async", "fp4_sync_bypass"), ("metrics+baseline", "metrics"))
+    )
     assert {r.scenario: r.truth.kind for r in runs} == {"async": "harmless", "fp4_sync_bypass": "harmful"}
     assert all((r.answer.speed is not None) == ("baseline" in r.way) for r in runs)
     assert not [r for r in runs if r.score.result in ("wrong", "false alarm", "error")]
@@ -93,3 +95,11 @@ def test_the_quick_choice_is_holds_a_scenario_of_each_kind() -> None:
         "other",
     }
     assert len(cases(QUICK, ["small"], 1, WAYS)) == len(QUICK)
+
+
+def test_a_way_with_several_baselines_is_given_those_of_every_seed_its_own_first() -> None:
+    several, one, none = (
+        cases(["async"], ["small"], 3, [way])[2].baselines for way in ("traces+baselines", "traces+baseline", "traces")
+    )
+    assert [seed for _, _, seed in several] == [102, 100, 101, 103, 104]
+    assert (one, none) == (several[:1], [])

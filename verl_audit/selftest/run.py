@@ -19,8 +19,10 @@ from verl_audit.reference import TraceOptions, environments, scenario, simulate,
 from verl_audit.selftest.hide import Family, family, poorer
 from verl_audit.selftest.score import Answer, Judged, Truth
 
-WAYS = ("traces+baseline", "metrics+baseline", "traces", "metrics")
-"""What the auditor is given: metrics alone or with per-trajectory traces, a baseline run or none."""
+WAYS = ("traces+baseline", "metrics+baseline", "traces", "metrics", "traces+baselines", "metrics+baselines")
+"""What the auditor is given: metrics alone or with per-trajectory traces; a baseline run, none or `BASELINES`."""
+BASELINES = 5
+"""Baseline runs of the ways with several, from which run-to-run variation is measured."""
 HELD_OUT = "wide"
 """Environment that is only for reporting: no rule, threshold or verdict may be changed for what it shows."""
 QUICK = (
@@ -29,10 +31,20 @@ QUICK = (
 )  # fmt: skip
 """A run or more of each kind, for a look in less than a minute."""
 BASELINE_SEEDS = 100
-"""The baseline of seed n is made with seed n + 100: another run, as that of a user would be."""
+"""The baseline of seed n is made with seed n + 100: another run, as that of a user would be. Several are that one and
+those of the other seeds below `BASELINES`, so that they are made once."""
 TRACES = "traces"
 """Folder of a run that holds its traces."""
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+Baseline = tuple[str, str, int]
+"""Scenario, environment and seed of a baseline run."""
+
+
+def _baselines(way: str) -> int:
+    """How many baseline runs a way is given."""
+    return {"": 0, "baseline": 1, "baselines": BASELINES}[way.partition("+")[2]]
 
 
 @dataclass(frozen=True)
@@ -46,9 +58,12 @@ class Case:
     hidden: tuple[str, ...] = ()
 
     @property
-    def baseline(self) -> tuple[str, str, int]:
-        """Scenario, environment and seed of the run it is compared with."""
-        return scenario(self.scenario).baseline, self.environment, self.seed + BASELINE_SEEDS
+    def baselines(self) -> list[Baseline]:
+        """The runs it is compared with, the only one of the ways with one first; none where no way wants any."""
+        most = max((_baselines(way) for way in self.ways), default=0)
+        others = (seed for seed in range(BASELINES) if seed != self.seed)
+        name = scenario(self.scenario).baseline
+        return [(name, self.environment, seed + BASELINE_SEEDS) for seed in (self.seed, *others)][:most]
 
 
 def cases(
@@ -76,7 +91,7 @@ def judged(todo: Sequence[Case], workers: int | None = None) -> Iterator[Judged]
     """
     for name in THREADS:
         os.environ.setdefault(name, "1")
-    wanted = sorted({case.baseline for case in todo if any(way.endswith("+baseline") for way in case.ways)})
+    wanted = sorted({which for case in todo for which in case.baselines})
     count = min(workers or os.cpu_count() or 1, max(len(todo), 1))
     with (
         TemporaryDirectory(prefix="verl-audit-selftest-") as made,
@@ -92,12 +107,12 @@ def judged(todo: Sequence[Case], workers: int | None = None) -> Iterator[Judged]
             pool.shutdown(cancel_futures=True)
 
 
-def make_baseline(which: tuple[str, str, int], folder: Path) -> None:
+def make_baseline(which: Baseline, folder: Path) -> None:
     """Simulate a baseline below `folder`."""
     simulate(*which, _place(which, folder), logs=("file",))
 
 
-def _place(which: tuple[str, str, int], folder: Path) -> Path:
+def _place(which: Baseline, folder: Path) -> Path:
     return folder / "-".join(("baseline", *map(str, which)))
 
 
@@ -106,19 +121,19 @@ def judge(case: Case, folder: Path) -> list[Judged]:
 
     With something hidden the verdict with everything is made again, to compare with, and not returned.
     """
-    base = _place(case.baseline, folder)
+    bases = [_place(which, folder) for which in case.baselines]
     with TemporaryDirectory(dir=folder) as made:
         run = Path(made) / "run"
         traced = TraceOptions() if any(way.startswith(TRACES) for way in case.ways) else None
         simulate(case.scenario, case.environment, case.seed, run, logs=("file",), traces=traced)
         truth = Truth.of(json.loads(truth_path(run).read_text(encoding="utf-8")))
-        whole = _answers(case.ways, run, base)
+        whole = _answers(case.ways, run, bases)
         if not case.hidden:
             return [_judged(case, way, truth, said) for way, said in whole.items()]
         return [
             _judged(case, way, truth, said, gone, whole[way])
             for gone in map(family, case.hidden)
-            for way, said in _without(gone, case.ways, run, base, Path(made) / gone.name).items()
+            for way, said in _without(gone, case.ways, run, bases, Path(made) / gone.name).items()
         ]
 
 
@@ -133,23 +148,24 @@ def _judged(
     return Judged(*where, replace(said, lacking=new), hidden.name, replace(whole, lacking=()))
 
 
-def _without(hidden: Family, ways: Sequence[str], run: Path, base: Path, folder: Path) -> dict[str, Answer]:
-    """The answers for a run of which, as of its baseline, one family was not recorded."""
-    found = _answers(ways, poorer(run, folder / "run", hidden), poorer(base, folder / "baseline", hidden))
+def _without(hidden: Family, ways: Sequence[str], run: Path, bases: Sequence[Path], folder: Path) -> dict[str, Answer]:
+    """The answers for a run of which, as of its baselines, one family was not recorded."""
+    poor = [poorer(base, folder / base.name, hidden) for base in bases]
+    found = _answers(ways, poorer(run, folder / "run", hidden), poor)
     shutil.rmtree(folder)
     return found
 
 
-def _answers(ways: Sequence[str], run: Path, base: Path) -> dict[str, Answer]:
+def _answers(ways: Sequence[str], run: Path, bases: Sequence[Path]) -> dict[str, Answer]:
     bare = run.parent / "bare" / run.name
     shutil.copytree(run, bare, ignore=shutil.ignore_patterns(TRACES))
-    return {way: _answer(way, run, bare, base) for way in ways}
+    given = {way: run if way.partition("+")[0] == TRACES else bare for way in ways}
+    return {way: _answer(given[way], bases[: _baselines(way)]) for way in ways}
 
 
-def _answer(way: str, run: Path, bare: Path, base: Path) -> Answer:
-    given, _, compared = way.partition("+")
+def _answer(run: Path, bases: Sequence[Path]) -> Answer:
     try:
-        found = audit(run if given == TRACES else bare, baselines=[base] if compared else [])
+        found = audit(run, baselines=bases)
     except AuditError as error:  # an audit that gives up is counted, and the rest goes on
         return Answer("error", other=str(error))
     with found.store:

@@ -127,7 +127,8 @@ def _told(run: Judged) -> bool:
     return any(family(run.hidden).has(signal) for signal in run.answer.missing)
 
 
-_WITH_BASELINE = {"traces+baseline": 0.90, "metrics+baseline": 0.75}
+_RIGHT_AT = {"traces": 0.90, "metrics": 0.75}
+_WITH_BASELINE = {f"{given}+{base}": at for given, at in _RIGHT_AT.items() for base in ("baseline", "baselines")}
 _BOTH = dict.fromkeys(_WITH_BASELINE, 0.80)
 _EVERY = dict.fromkeys((*_WITH_BASELINE, "traces", "metrics"), 0.97)
 _MECHANISM = dict.fromkeys(_WITH_BASELINE, 0.97)

@@ -42,7 +42,7 @@ def amiss(runs: Iterable[Judged]) -> Iterator[str]:
     alike: dict[tuple[object, ...], list[Judged]] = {}
     for run in runs:
         result = run.score.result
-        short = run.truth.kind == "harmful" and result != "right" and run.way.endswith("+baseline") and not run.hidden
+        short = run.truth.kind == "harmful" and result != "right" and "+" in run.way and not run.hidden
         if result in AMISS or short:
             where = run.environment, run.scenario, run.way, run.hidden
             alike.setdefault((*where, result, run.answer.said, run.answer.other), []).append(run)
