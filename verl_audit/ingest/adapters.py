@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -240,16 +240,26 @@ def choose_adapter(keys: Collection[str]) -> tuple[Adapter | None, str]:
     scores = [0] * len(adapters)
     owned = [0] * len(adapters)
     for key in keys:
-        hits = [i for i, adapter in enumerate(adapters) if _is_distinctive(adapter, key)]
-        for i in hits:
+        for i, alone in _claims(key):
             scores[i] += 1
-            owned[i] += not any(_is_mapped(other, key) for j, other in enumerate(adapters) if j != i)
+            owned[i] += alone
     best = max(range(len(adapters)), key=lambda i: (owned[i], scores[i]))
     if not scores[best]:
         names = ", ".join(adapter.framework for adapter in adapters)
         return None, f"none of the {len(keys)} keys is distinctive of {names}"
     reason = f"{scores[best]} of {len(keys)} keys are distinctive of {adapters[best].framework}"
     return adapters[best], reason if owned[best] else f"{reason}, all of them used by other frameworks too"
+
+
+@lru_cache(maxsize=20_000)
+def _claims(key: str) -> tuple[tuple[int, bool], ...]:
+    """Adapters of which a key is distinctive, by their place, and whether no other maps it."""
+    adapters = load_adapters()
+    return tuple(
+        (i, not any(_is_mapped(other, key) for j, other in enumerate(adapters) if j != i))
+        for i, adapter in enumerate(adapters)
+        if _is_distinctive(adapter, key)
+    )
 
 
 def _is_distinctive(adapter: Adapter, key: str) -> bool:
