@@ -89,10 +89,13 @@ hidden as a recorder at the trainer would: the traces hold what was trained. ver
 out where it is 0, so a log without the keys cannot be told from a run without evictions; a verdict can then not name
 them.
 
-*Onset* is in logged steps. An interval holds a true step if it ends at most one step beside it. A run is *surely
-behind* from the step on from which its exact reward stays below that of a baseline run two run-to-run standard
-deviations slow. That is later than the step at which a mechanism sets in, and than that at which it begins to fall
-behind, which is what the interval is of.
+*Onset* is in logged steps, and an interval holds a true step if it ends at most one step beside it. That of a slowdown
+is to hold the step at which the run began to fall behind in 9 of 10 runs. Until its mechanism sets in, the exact reward
+of a run is that of the same run without it, so that is the true step, and 0 for a mechanism that acts from the start.
+The interval is wide, as equal runs of two seeds differ: it ends at the latest step at which the fall can have begun,
+and starts at 0 unless a stretch without one is shown. A run is *surely behind* from the step on from which its exact
+reward stays below that of a baseline run two run-to-run standard deviations slow: how far from there the interval ends
+(+ is later) says how late a fall is told, not whether it is dated right.
 
 One thing counts against the verdict that it is not wrong about: `sync_saturated` is stated as harmless; that its task
 is solved is true, and is scored as *false other*.

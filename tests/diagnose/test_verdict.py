@@ -95,6 +95,15 @@ def test_an_event_explains_a_run_in_which_hardly_any_slowdown_could_be_shown() -
     assert verdict(findings=[finding("health", "high")], symptom=SYMPTOMS["not_shown"]).outcome == "none"
 
 
+@pytest.mark.parametrize(("behind", "outcome"), [((60.0, 90.0), "other"), ((0.0, 90.0), "cause"), (None, "cause")])
+def test_beside_a_proven_cause_an_event_is_the_answer_only_if_the_run_kept_up_until_it(
+    behind: tuple[float, float] | None, outcome: str
+) -> None:
+    event = replace(finding("health", "high"), onset=(40.0, 50.0))
+    slower = replace(SYMPTOMS["slower"], onset=behind)
+    assert verdict(LARGE["staleness"], [event], slower).outcome == outcome
+
+
 def test_no_cause_is_said_with_medium_confidence_only_where_harm_was_tested_and_nothing_is_open() -> None:
     tested = verdict(symptom=FASTER)
     assert (tested.outcome, tested.confidence) == ("none", "medium")

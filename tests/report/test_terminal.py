@@ -517,7 +517,9 @@ def test_the_symptom_shows_speeds_limits_and_onset() -> None:
     assert "per update: 0.61 (0.40 to 0.90)" in text
     assert "per hour: not known" in text
     assert "a slowdown to 0.70 or below would be seen" in text
-    assert "between 20 and 31" in text
+    assert "began to fall behind between steps 20 and 31" in text
+    early = flat(shown(document(symptom={**slow, "onset": {"low": 0.0, "high": 31.0}})))
+    assert "began to fall behind by step 31 at the latest" in early
 
 
 def test_verbose_gives_reasons() -> None:

@@ -108,7 +108,8 @@ def _explains(event: Finding, judged: Mapping[Cause, Judgement], symptom: Sympto
     """Whether an event can be why reward flattened.
 
     Not where no slowdown is there to explain (unless hardly any could have been shown), nor while a cause is at work
-    whose consequence it can be; beside a proven cause only if the run fell behind after the event began.
+    whose consequence it can be; beside a proven cause only if the run is shown to have kept up until the event had
+    begun: where the order is open, the cause stays the answer.
     """
     if (symptom.state == "not_shown" and not _powerless(symptom)) or any(judged[c].risk for c in event.follows):
         return False

@@ -52,7 +52,7 @@ class Symptom:
     per_hour: Speed | None = None
     end_gap: Gap | None = None
     onset: tuple[float, float] | None = None
-    """Interval of the step from which the run falls behind."""
+    """Steps between which the run began to fall behind (held by 9 of 10 intervals); from 0 unless it first kept up."""
     single: SingleRun | None = None
     caveats: tuple[str, ...] = ()
     wants: str = ""
@@ -93,7 +93,8 @@ def symptom(
     )
     found_gap = gap if isinstance(gap, Gap) else None
     state = _state(speed, found_gap)
-    began = onset(curves[0], curves[1], min_points=points) if state == "slower" else None
+    slower = state == "slower"
+    began = onset(curves[0], curves[1], min_points=points, run_sd=speed.run_sd_used) if slower else None
     return Symptom(
         state,
         _because(state, speed, found_gap, evidence),

@@ -520,23 +520,25 @@ def _mean_variance(curve: Curve, n: int) -> float:
 def _sensitivity(fits: _Fits, start: float) -> float:
     """Mean of u S'(u) over u in [start, 1]: change of the mean score per unit of ln a."""
     u = np.linspace(start, 1, 101)
-    rate = float(_RATES[fits.k[0] + _SHIFT])
-    return float(np.mean(fits.drop[0] * rate * u * np.exp(-rate * u)))
+    return float(np.mean(_clock_gradient(fits, u)))
 
 
 # -- when it began -----------------------------------------------------------------------------------------
 
 
-def onset(run: Curve, baseline: Curve, *, min_points: int = 40) -> tuple[float, float] | None:
-    """95 % profile-likelihood interval (in x) for the update t0 at which the run began to fall behind.
+def onset(run: Curve, baseline: Curve, *, min_points: int = 40, run_sd: float = RUN_SD) -> tuple[float, float] | None:
+    """Interval (in x) that holds the update t0 at which the run began to fall behind in 9 of 10 runs found slower.
 
-    d(t) = run - baseline is modelled as -c max(0, m(t) - m(t0)), c >= 0, with AR(1) errors; t0 is kept while
-    n ln(SSE(t0) / SSE_min) <= 3.84.  The clock m is time or the baseline's own progress S(t), whichever fits
-    a t0 better: on a saturating score a gap grows with the progress missed, and a collapse grows with time.
-    Such a gap closes again, so only the points up to the widest smoothed gap (at least 40 %) are used.  A step
-    of the search grid is added on each side.
-    None when no fall is shown (n ln(SSE_0 / SSE_min) <= 10, which pays for the search over t0 and clocks).
-    Ask only of a run found slower: of healthy pairs a few per cent still get an interval.
+    Its high end is where the run had begun to fall behind at the latest; its low end is 0 unless a stretch without
+    a fall is shown.  d(t) = run - baseline is modelled as r t S'(t) - c h(t), c >= 0, with AR(1) errors: r, of sd
+    sqrt 2 run_sd, is how much faster equal runs of the two seeds would differ in ln clock.  The fall h is m - m(t0)
+    or its square after t0, on the clock m of time or of the baseline's own progress S(t): a gap grows with the
+    progress missed, a collapse with time, and a harm that builds up as the square.  t0 is kept while the best of
+    the four fits it to within t^2 (95 %, as the shapes are approximate) of the best of all.  As a gap may close
+    again, only the points up to the widest smoothed gap (at least 40 %) are used.  The ends are points of the run
+    or the start: nothing is known between two points.
+    None when no fall is shown: never to fall must fit worse by 10, which pays for the search over t0 and h.
+    Ask only of a run found slower: some healthy pairs still get an interval.
     """
     aligned = _align(run, [baseline], min_points)
     if isinstance(aligned, Untestable):
@@ -546,16 +548,26 @@ def onset(run: Curve, baseline: Curve, *, min_points: int = 40) -> tuple[float, 
     u, gap, _ = _differences(own, base, fits, 0.0)
     stop = _widest(gap)
     u, fall = u[:stop], -gap[:stop]
-    starts = np.linspace(0, 0.95 * float(u[-1]), 200)
+    starts = np.linspace(0, 0.95 * float(u[-1]), 100)
     ramps = [np.maximum(0.0, m(u)[:, None] - m(starts)) for m in (np.asarray, fits.at)]
-    misfit, null = _hinge_misfits(np.concatenate(ramps, axis=1), fall)
-    misfit = misfit.reshape(2, -1).min(axis=0)
+    falls = np.concatenate([*ramps, *(ramp**2 for ramp in ramps)], axis=1)
+    misfit, never = _fall_misfits(falls, fall, _clock_gradient(fits, u), math.sqrt(2) * run_sd)
+    misfit = misfit.reshape(4, -1).min(axis=0)
     best = float(misfit.min())
-    if not best > 0 or len(u) * math.log(null / best) <= 10:
+    if not never - best > 10:
         return None
-    kept = starts[len(u) * np.log(misfit / best) <= 3.84]
-    low, high = max(0.0, float(kept[0]) - starts[1]), float(kept[-1]) + starts[1]
-    return aligned.origin + aligned.span * low, aligned.origin + aligned.span * high
+    kept = starts[misfit <= best + t_quantile(0.975, max(len(u) - 4, 1)) ** 2]
+    ends = np.concatenate([[0.0], u])
+    low = ends[np.searchsorted(ends, max(0.0, kept[0] - starts[1]), side="right") - 1]
+    high = ends[np.searchsorted(ends, min(float(u[-1]), kept[-1] + starts[1]))]
+    return round(aligned.origin + aligned.span * low, 9), round(aligned.origin + aligned.span * high, 9)
+
+
+def _clock_gradient(fits: _Fits, u: Array) -> Array:
+    """u S'(u): change of the score per unit of ln a."""
+    rate = float(_RATES[fits.k[0] + _SHIFT])
+    gradient: Array = fits.drop[0] * rate * u * np.exp(-rate * u)
+    return gradient
 
 
 def _widest(gap: Array) -> int:
@@ -566,13 +578,34 @@ def _widest(gap: Array) -> int:
     return max(int(np.argmax(smooth)) + window, math.ceil(0.4 * n))
 
 
-def _hinge_misfits(ramps: Array, fall: Array) -> tuple[Array, float]:
-    """Whitened sum of squares for each ramp (coefficient <= 0), and without any."""
-    rough = fall[:, None] - ramps * _slopes_down(ramps, fall)
-    phi = ar1_phi(rough[:, np.argmin((rough**2).sum(axis=0))])
-    rows, white = whiten(ramps, phi), whiten(fall, phi)
-    misfit: Array = ((white[:, None] - rows * _slopes_down(rows, white)) ** 2).sum(axis=0)
-    return misfit, float(white @ white)
+def _fall_misfits(falls: Array, y: Array, clock: Array, clock_sd: float) -> tuple[Array, float]:
+    """-2 ln likelihood, but for a constant, of each fall (coefficient <= 0) beside r clock, and without any fall.
+
+    phi and the noise are those of the best fall beside a free r; then r has its sd, which is a point more: 0 = r.
+    """
+    rest = _beside(falls, y, clock, 0.0, 0.0)
+    best = rest[:, np.argmin((rest**2).sum(axis=0))]
+    phi = ar1_phi(best[:-1])
+    rest = _beside(falls, y, clock, phi, 0.0)
+    noise = math.sqrt(float((rest**2).sum(axis=0).min()) / max(len(y) - 4, 1))
+    if not noise > 0:
+        return np.zeros(falls.shape[1]), 0.0
+    squares = (_beside(falls, y, clock, phi, noise / clock_sd) / noise) ** 2
+    misfit: Array = squares.sum(axis=0)
+    return misfit[:-1], float(misfit[-1])
+
+
+def _beside(falls: Array, y: Array, clock: Array, phi: float, weight: float) -> Array:
+    """Whitened residuals of y, a column for each fall beside r clock and a last one for r clock alone.
+
+    The last row is that of 0 = weight r.
+    """
+    rows = np.concatenate([whiten(np.column_stack([falls, 0 * y, y, clock]), phi), np.zeros((1, falls.shape[1] + 3))])
+    rows[-1, -1] = weight
+    along = rows[:, -1] / np.linalg.norm(rows[:, -1])
+    rows = rows[:, :-1] - np.outer(along, along @ rows[:, :-1])
+    residuals: Array = rows[:, -1:] - rows[:, :-1] * _slopes_down(rows[:, :-1], rows[:, -1])
+    return residuals
 
 
 def _slopes_down(rows: Array, y: Array) -> Array:

@@ -211,7 +211,7 @@ def ratio(value: object) -> str:
 
 
 def limits(symptom: Mapping[str, Any]) -> Iterator[str]:
-    """What slowdown could have been seen, and from where the run falls behind."""
+    """What slowdown could have been seen, and when the run began to fall behind."""
     if symptom.get("smallest_detectable") is not None:
         spread = (
             f" (run-to-run spread taken as {number(symptom['run_sd'])})" if symptom.get("run_sd") is not None else ""
@@ -219,7 +219,14 @@ def limits(symptom: Mapping[str, Any]) -> Iterator[str]:
         yield f"a slowdown to {ratio(symptom['smallest_detectable'])} or below would be seen 4 times in 5{spread}"
     onset = symptom.get("onset")
     if onset:
-        yield f"it falls behind from a step between {number(onset['low'])} and {number(onset['high'])}"
+        yield f"it began to fall behind {between('step', onset['low'], onset['high'])} (9 of 10 such ranges hold)"
+
+
+def between(unit: str, low: float, high: float) -> str:
+    """An onset in words; one that may be as early as the start has only a latest."""
+    if low <= 0:
+        return f"by {f'{unit} ' if unit else ''}{number(high)} at the latest"
+    return f"between {f'{unit}s ' if unit else ''}{number(low)} and {number(high)}"
 
 
 def show_causes(page: Page, document: Document, *, verbose: bool) -> None:

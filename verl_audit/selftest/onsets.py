@@ -1,4 +1,4 @@
-"""How far the dated onset of a slowdown or of an event is from the true one, in logged steps."""
+"""Whether the interval of a slowdown's or an event's onset holds the true step, and how wide it is, in logged steps."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Error:
     runs: int
     holds: Count
     """Of the dated ones: the interval holds the true step, to `SLACK`."""
-    median: float | None
-    """Median distance of the interval's middle from the true step, in steps."""
     width: float | None
     """Median width of the interval, in steps."""
+    after: float | None
+    """Median distance of the interval's end from the step from which a run is surely behind, in steps."""
 
 
 def _harmed(run: Judged) -> bool:
@@ -44,6 +44,10 @@ def _other(run: Judged) -> bool:
     return run.truth.kind == "other" and run.answer.outcome == "other"
 
 
+def _from_start(run: Judged) -> int | None:
+    return 0 if run.truth.sets_in is None else None
+
+
 DATED = (
     Dated(
         "slowdown, where the mechanism sets in midway",
@@ -51,12 +55,7 @@ DATED = (
         lambda run: run.truth.sets_in,
         lambda run: run.answer.onset,
     ),
-    Dated(
-        "slowdown, against the step from which the run is surely behind",
-        _harmed,
-        lambda run: run.truth.behind,
-        lambda run: run.answer.onset,
-    ),
+    Dated("slowdown, where the mechanism acts from the start", _harmed, _from_start, lambda run: run.answer.onset),
     Dated(
         "event named as `other`, where it sets in midway", _other, lambda r: r.truth.sets_in, lambda r: r.answer.event
     ),
@@ -70,10 +69,10 @@ def error(dated: Dated, runs: Iterable[Judged]) -> Error:
     ]
     told = [(run, true, found) for run, true, found in known if found is not None]
     holds = sum(low - SLACK <= true <= high + SLACK for _, true, (low, high) in told)
-    apart = [abs((low + high) / 2 - true) for _, true, (low, high) in told]
     widths = [high - low for _, _, (low, high) in told]
+    after = [high - run.truth.behind for run, _, (_, high) in told if _harmed(run) and run.truth.behind is not None]
     count = Count(holds, len(told), len({run.scenario for run, _, _ in told}))
-    return Error(len(known), count, median(apart) if apart else None, median(widths) if widths else None)
+    return Error(len(known), count, median(widths) if widths else None, median(after) if after else None)
 
 
 def words(found: Error) -> str:
@@ -81,6 +80,7 @@ def words(found: Error) -> str:
     if not found.runs:
         return ""
     dated = f"{found.holds.runs} of {found.runs} dated"
-    if found.median is None or found.width is None:
+    if found.width is None:
         return dated
-    return f"{dated}, {found.holds.hits} hold it; off by {found.median:.0f} of width {found.width:.0f}"
+    end = f", ends {found.after:+.0f} from surely behind" if found.after is not None else ""
+    return f"{dated}, {found.holds.hits} hold it; width {found.width:.0f}{end}"

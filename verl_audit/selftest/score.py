@@ -84,7 +84,7 @@ class Answer:
     speed: tuple[float, float, float] | None = None
     """Learning speed per update with its 90 % interval, where there was a baseline."""
     onset: Interval | None = None
-    """Steps between which the run fell behind."""
+    """Steps between which the run began to fall behind."""
     event: Interval | None = None
     """Steps between which the event named as `other` began, where its rule dates it."""
     lacking: tuple[str, ...] = ()

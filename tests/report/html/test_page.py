@@ -114,7 +114,7 @@ def test_sections_without_data_are_left_out() -> None:
     ("case", "words"),
     [
         ("healthy", ["✓ No cause", "No cause at work", "4 of 4 causes judged", "2.04 (1.25 to 3.35)"]),
-        ("stale", ["● Cause", "Staleness: reward is slower", "● implicated", "falls behind from between"]),
+        ("stale", ["● Cause", "Staleness: reward is slower", "● implicated", "began to fall behind"]),
         ("mismatched", ["? Undetermined", "Train-inference mismatch is at work", "▲ at work (risk)"]),
         ("evicted", ["● Cause", "Eviction bias: reward is slower", "Cheap experiment", "price:"]),
         ("undetermined", ["140 stale (12.7%)", "verl-audit diagnose async_drop_bias --baseline sync_baseline"]),

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from verl_audit.report.findings_block import fired_findings, remedies
-from verl_audit.report.head_block import NAMES, Document, damage_of, without_steps
+from verl_audit.report.head_block import NAMES, Document, between, damage_of, without_steps
 from verl_audit.report.html.signals import cause_figures
 from verl_audit.report.html.svg import interval
 from verl_audit.report.html.words import CAUSES, Cause, cause_status, severity_status
@@ -84,7 +84,7 @@ def _began(name: str, cause: Mapping[str, Any], document: Document) -> str:
     """The onset of the symptom for what is shown to slow reward, else the first step at which the mechanism shows."""
     onset = document["symptom"].get("onset")
     if onset and cause["status"] in ("implicated", "contributing"):
-        return f"reward falls behind from between steps {number(onset['low'])} and {number(onset['high'])}"
+        return f"reward began to fall behind {between('step', onset['low'], onset['high'])}"
     first = ((document.get("series") or {}).get("began") or {}).get(name)
     return f"first at step {number(first)}" if first is not None else "–"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from verl_audit.report.head_block import STATES, Document, limits, ranged, ratio, without_steps
+from verl_audit.report.head_block import STATES, Document, between, limits, ranged, ratio, without_steps
 from verl_audit.report.html.chart import Band, Chart, Number, Stroke
 from verl_audit.report.html.figure import Figure, figure
 from verl_audit.report.html.svg import interval
@@ -132,7 +132,7 @@ def _bands(document: Document, clock: str, scale: float) -> Iterator[Band]:
         yield Band("range in which speed was compared", window["low"] * scale, window["high"] * scale, bracket=True)
     if onset:
         low, high = onset["low"] * scale, onset["high"] * scale
-        yield Band(f"falls behind from between {number(low)} and {number(high)}", low, high)
+        yield Band(f"began to fall behind {between('', low, high)}", low, high)
 
 
 def _ends(strokes: Sequence[Stroke]) -> str:
