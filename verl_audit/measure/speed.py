@@ -87,7 +87,7 @@ def symptom(
         wants = "baseline" if evidence == "validation" else "validation"
         return Symptom("untested", _untestable(speed, found), evidence, caveats=caveats, wants=wants)
     gap = (
-        end_gap(curves[0], curves[1], run_sd=run_sd)
+        end_gap(curves[0], curves[1], run_sd=speed.run_sd_used)
         if evidence == "validation"
         else Untestable("trained reward is not read as a level")
     )
