@@ -30,11 +30,13 @@ RECORDS = Path(__file__).parent / "accuracy.json"
 LIMITS = """
 ## What keeps the share of right causes down
 
-Most of what is missed is slowed by less than one run beside one baseline can show. Two runs that differ by their seed
-alone differ in speed by 0.1 to 0.2 (standard deviation of the logarithm), and validation adds its noise: a slowdown to
-about 0.6 is seen 4 times in 5, one to 0.75 seldom. The tables count runs by their true speed. Three baselines narrow
-the interval by a fifth only, since the run itself stays one: what is lacking is a repeat of the run. `diagnose` states
-what the pair it was given could have shown.
+Most of what is missed is slowed by less than one run beside one baseline can show. Repeats of one configuration that
+differ by their seed alone are taken to differ in speed by 0.15 (standard deviation of the logarithm; 0.1 to 0.2 was
+measured), and validation adds its noise: a slowdown to about 0.6 is seen 4 times in 5, one to 0.75 seldom. Equal runs
+of this loop differ by 0.05 to 0.07 only, which no single baseline can tell. Five can: their variation is measured, a
+slowdown to about 0.7 is seen, and the columns `traces+baselines` and `metrics+baselines` say what that is worth (seed
+0 to 4 share the same five). The tables count runs by their true speed; `diagnose` states what the runs it was given
+could have shown.
 
 The rest lacks signals that metrics do not hold: which groups were evicted when lengths do not follow prompts
 (`drop_mild`, `overflow`), the age of samples in fully_async (`stale_fully_async`), what each replica was sent where

@@ -8,6 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from verl_audit.report.findings_block import fired_findings
 from verl_audit.report.page import clean, number, wrap
 from verl_audit.report.terminal import render
 
@@ -416,6 +417,21 @@ def test_findings_stand_gravest_first() -> None:
     text = shown(document(findings=findings)).split("Findings", 1)[1]
     places = [text.index(f"Title {s}") for s in ("critical", "high", "low", "info")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("said", "first"),
+    [
+        (verdict(outcome="cause", causes=["eviction"], risks=["sync"]), "eviction"),
+        (verdict(outcome="undetermined", causes=[], risks=["sync"]), "sync"),
+        (verdict(outcome="other", causes=[], risks=["sync"]), "health"),
+    ],
+)
+def test_of_equally_grave_findings_those_of_what_is_named_stand_first(said: dict[str, Any], first: str) -> None:
+    causes = ("health", "mismatch", "eviction", "sync")
+    grave = [finding("r-critical", severity="critical", cause="mismatch")]
+    found = fired_findings(document(verdict=said, findings=[finding(f"r-{c}", cause=c) for c in causes] + grave))
+    assert [f["rule"] for f in found[:2]] == ["r-critical", f"r-{first}"]
 
 
 def test_info_findings_are_one_line_unless_verbose() -> None:

@@ -45,10 +45,14 @@ def show_findings(page: Page, document: Document, *, verbose: bool) -> None:
 
 
 def fired_findings(document: Document) -> list[Finding]:
-    """Findings that fired, gravest first, otherwise in the order of the document."""
-    order = list(SEVERITIES)
+    """Findings that fired, gravest first; of equal ones those of what the verdict names first."""
+    order, verdict = list(SEVERITIES), document["verdict"]
+    named = ["health"] if verdict["outcome"] == "other" else verdict["causes"] or verdict["risks"]
     fired = [f for f in document["findings"] if f["status"] == "fired"]
-    return sorted(fired, key=lambda f: order.index(f["severity"]) if f["severity"] in order else -1)
+    return sorted(
+        fired,
+        key=lambda f: (order.index(f["severity"]) if f["severity"] in order else -1, f["cause"] not in named),
+    )
 
 
 def _summary(fired: Sequence[Finding]) -> str:
