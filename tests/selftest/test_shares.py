@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.selftest.made import RUNS, STALE
-from verl_audit.selftest.score import Answer, Judged
-from verl_audit.selftest.shares import BY_CAUSE, BY_SPEED, HIDDEN, RATES, Count, counted, wilson
+from verl_audit.selftest.score import Answer, Judged, Truth
+from verl_audit.selftest.shares import BY_CAUSE, BY_NEARNESS, BY_SPEED, HIDDEN, RATES, Count, counted, wilson
 
 
 def test_the_interval_is_wilsons() -> None:
@@ -83,6 +83,18 @@ def test_a_hidden_signal_is_named_by_the_verdict_or_by_the_coverage(answer: Answ
 def test_a_wrong_cause_counts_where_something_is_hidden() -> None:
     run = Judged("stale_bypass", "small", 0, "metrics", STALE, Answer("cause", ("sync",)), "lag", Answer("none"))
     assert counted(HIDDEN[0], [run]).hits == 1 and HIDDEN[0].met("metrics", 0.0) and not HIDDEN[0].met("metrics", 0.001)
+
+
+@pytest.mark.parametrize(
+    ("at_work", "speed", "found"),
+    [({"mismatch"}, 0.82, (1, 0)), ({"mismatch"}, 0.95, (0, 1)), (set(), 0.82, (0, 1)), ({"mismatch"}, 0.79, (0, 0))],
+)
+def test_a_false_alarm_just_above_the_limit_is_told_apart(
+    at_work: set[str], speed: float, found: tuple[int, int]
+) -> None:
+    truth = Truth(frozenset(), frozenset(at_work), None, speed)
+    run = Judged("fp4_tis", "small", 0, "traces+baselines", truth, Answer("cause", ("mismatch",)))
+    assert tuple(counted(rate, [run]).hits for rate in BY_NEARNESS) == found
 
 
 def test_harmed_runs_are_counted_by_how_much_they_are_slowed() -> None:

@@ -8,12 +8,13 @@ from verl_audit.selftest.hide import Family, families, kept, poorer
 from verl_audit.selftest.onsets import DATED, error, words
 from verl_audit.selftest.run import BASELINES, HELD_OUT, QUICK, WAYS, Case, cases, judged
 from verl_audit.selftest.score import Answer, Judged, Score, Truth, score
-from verl_audit.selftest.shares import BY_CAUSE, BY_SPEED, HIDDEN, RATES, Count, Rate, counted, wilson
+from verl_audit.selftest.shares import BY_CAUSE, BY_NEARNESS, BY_SPEED, HIDDEN, RATES, Count, Rate, counted, wilson
 from verl_audit.selftest.table import amiss, matrix, text
 
 __all__ = [
     "BASELINES",
     "BY_CAUSE",
+    "BY_NEARNESS",
     "BY_SPEED",
     "DATED",
     "HELD_OUT",

@@ -118,6 +118,11 @@ def _slowed(low: float, high: float) -> Callable[[Judged], bool]:
     return lambda run: run.truth.kind == "harmful" and run.truth.speed is not None and low <= run.truth.speed < high
 
 
+def _near(run: Judged) -> bool:
+    speed = run.truth.speed
+    return run.truth.kind == "harmless" and bool(run.truth.mechanisms) and speed is not None and speed < NEAR
+
+
 def _names(cause: Cause) -> Callable[[Judged], bool]:
     return lambda run: cause in run.answer.causes and run.score.result in ("right", "part")
 
@@ -177,6 +182,13 @@ BY_SPEED = tuple(
     for low, high in pairwise(SPEEDS)
 )
 """`RIGHT` by how much a run is slowed: what one run beside one baseline can show depends on it."""
+NEAR = 0.9
+"""True learning speed below which a run with a mechanism at work is slowed by it, though less than `HARMFUL` says."""
+BY_NEARNESS = (
+    Rate(f"false alarm, of those at {HARMFUL} to {NEAR} with a mechanism at work", _near, ALARM.hit),
+    Rate("false alarm, of all others", lambda run: ALARM.among(run) and not _near(run), ALARM.hit),
+)
+"""`ALARM` by whether the run is just above the limit: no test tells 0.81 from 0.79."""
 HIDDEN = (
     Rate("wrong cause, of runs with a cause", WRONG.among, WRONG.hit, at_most=0.0),
     Rate("false alarm, of runs that none of the four slows", _of("harmless", "other"), _is("false alarm"), at_most=0.0),
