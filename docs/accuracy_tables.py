@@ -102,7 +102,7 @@ and starts at 0 unless a stretch without one is shown. A run is *surely behind* 
 reward stays below that of a baseline run two run-to-run standard deviations slow: how far from there the interval ends
 (+ is later) says how late a fall is told, not whether it is dated right.
 
-One thing counts against the verdict that it is not wrong about: `sync_saturated` is stated as harmless; that its task
+Two things count against the verdict that it is not wrong about: `sync_saturated` is stated as harmless; that its task
 is solved is true, and is scored as *false other*. And `saturated`, the same task trained asynchronously, is stated as
 flattened by its ceiling: where it is as fast as its baseline, as saturated, *none* is true and counts as a miss.
 
