@@ -324,6 +324,8 @@ def test_what_no_cause_needs_in_every_run_comes_with_what_records_it() -> None:
     text = flat(shown(document(verdict=verdict(missing=["configuration", "advantage"], risks=[]), findings=[])))
     assert "configuration keep .hydra/ or the console log beside the metrics of run and baseline" in text
     assert "advantage per-trajectory traces with advantage: in verl v1" in text
+    known = flat(shown(document(verdict=verdict(missing=["lr"], risks=[]), findings=[])))
+    assert "lr logged whenever the actor is updated" in known
 
 
 def test_a_baseline_that_does_not_serve_is_asked_for_with_the_reason() -> None:

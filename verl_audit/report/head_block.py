@@ -7,6 +7,7 @@ from typing import Any
 
 from verl_audit.diagnose.coverage import UNASKED
 from verl_audit.diagnose.verdict import NAMES as CAUSE_NAMES
+from verl_audit.ingest.adapters import load_adapters, setting_for
 from verl_audit.report.page import Page, clean, count, listed, number, percent
 
 Document = Mapping[str, Any]
@@ -110,7 +111,13 @@ def _setting(signal: str, document: Document) -> str:
         return f"{found[0]['because']} logged, too few or too rare for this question" + (
             f"; {record}" if record else ""
         )
-    return record or "no setting is known that records it"
+    return record or _recorded_by(signal, document["run"]["facts"]) or "no setting is known that records it"
+
+
+def _recorded_by(signal: str, facts: Mapping[str, Any]) -> str:
+    """What records a signal that no cause needs in every run, in the framework of the run; "" where that is unknown."""
+    adapter = next((a for a in load_adapters() if a.framework == fact(facts, "framework")), None)
+    return (setting_for(signal, adapter) if adapter is not None else None) or ""
 
 
 def _baseline_setting(document: Document) -> str:
